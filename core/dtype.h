@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/dtype.h: element types and the byte recipes (bytes per parameter by what is kept).
+ * Pure; any thread. Sources: sharding semantics 1.3 in docs/memory.md. */
+#ifndef ZT_CORE_DTYPE_H
+#define ZT_CORE_DTYPE_H
+#include <stddef.h>
+#include <stdint.h>
+
+enum zt_dtype { ZT_F32 = 0, ZT_BF16 = 1, ZT_F16 = 2, ZT_I32 = 3, ZT_I64 = 4, ZT_U8 = 5, ZT_DTYPE_COUNT };
+
+size_t zt_dtype_size(enum zt_dtype t);        /* bytes of one element */
+const char *zt_dtype_name(enum zt_dtype t);   /* "fp32", "bf16", ... */
+
+/* What a recipe stores: one row per recipe name of run.yaml's precision.recipe. */
+struct zt_recipe {
+    const char *name;
+    enum zt_dtype param;   /* stored parameter */
+    enum zt_dtype compute; /* operand type of the kernels */
+    enum zt_dtype grad;    /* stored gradient */
+    enum zt_dtype moment;  /* m and v */
+    int has_master;        /* a separate fp32 master copy beside param */
+    int supported;         /* 0: named and refused with "not in this version" */
+};
+/* NULL when there is no such recipe. */
+const struct zt_recipe *zt_recipe_find(const char *name);
+/* Bytes per parameter that the optimizer keeps (master + m + v). */
+size_t zt_recipe_optimizer_bytes(const struct zt_recipe *r);
+
+#endif

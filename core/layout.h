@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/layout.h: the byte arithmetic of sharded state (the formulas of docs/memory.md).
+ *
+ * In a flat group every tensor starts at a multiple of 16 elements and the total is padded to a
+ * multiple of 16*S:  N_pad(group) = 16 S ceil( sum_i 16 ceil(n_i/16) / (16 S) ).
+ * Pure; any thread. */
+#ifndef ZT_CORE_LAYOUT_H
+#define ZT_CORE_LAYOUT_H
+#include <stddef.h>
+#include <stdint.h>
+#include "core/dtype.h"
+#include "core/mesh.h"
+#include "core/model.h"
+
+#define ZT_ALIGN_ELEMENTS 16
+
+enum zt_mode { ZT_DDP = 0, ZT_ZERO1, ZT_ZERO2, ZT_ZERO3, ZT_FSDP, ZT_MODE_COUNT };
+const char *zt_mode_name(enum zt_mode m);
+
+/* Elements of one padded group of n tensors of numel[i], for shard degree S. */
+int64_t zt_group_padded(const int64_t *numel, int n, int shard_degree);
+/* Sum over the units of the table. */
+int64_t zt_model_padded(const struct zt_model_table *t, int shard_degree);
+
+struct zt_state_bytes { int64_t parameters, gradients, optimizer; };
+/* Persistent bytes per rank of a mode: each group's buffer rounded up to 512, requested bytes (D4). */
+struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
+                                       int shard_degree, const struct zt_recipe *r);
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/model/model.h: a transformer with forward and backward written by hand, on one device, over
+ * parameters it does not own. Where parameters and gradients come from (whole, sharded, gathered) is
+ * the sharding runtime's business: the model asks for a unit before it uses it and gives it back after.
+ *
+ * Activations come from the allocator (tag activations: saved for backward; temporary: not saved),
+ * allocated and freed at fixed points of program order. Gradients are accumulated (+=) into the
+ * unit's gradient buffers. Thread rule: the trainer thread. */
+#ifndef ZT_ENGINE_MODEL_H
+#define ZT_ENGINE_MODEL_H
+#include "core/model.h"
+#include "engine/device/alloc.h"
+#include "kernels/ops.h"
+
+#define ZT_UNIT_TENSORS_MAX 32
+
+/* Pointers to a unit's tensors by their index inside the unit (table order). */
+struct zt_unit_view { void *param[ZT_UNIT_TENSORS_MAX]; void *grad[ZT_UNIT_TENSORS_MAX]; };
+
+/* The runtime's side. Called in this order for a tied GPT-2 of L blocks and one micro-batch:
+ *   forward_begin(0) embedding forward_end(0), forward_begin(1) block forward_end(1), ... (L),
+ *   forward_begin(0) final norm + head forward_end(0);
+ *   backward_begin(0) head + final norm, backward_begin(L) block backward_end(L), ..., (1),
+ *   embedding, backward_end(0).
+ * begin fills *view and returns when the pointers are ready; backward_begin also provides gradient
+ * buffers (zeroed at the window's first use). grad[i] = NULL: frozen, not wanted. */
+struct zt_unit_source {
+    void *arg;
+    int (*forward_begin)(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err);
+    int (*forward_end)(void *arg, int unit, struct zt_error *err);
+    int (*backward_begin)(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err);
+    int (*backward_end)(void *arg, int unit, struct zt_error *err);
+};
+
+struct zt_model;
+struct zt_model_env {
+    const struct zt_ops *ops; struct zt_ops_ctx *ctx;
+    struct zt_alloc *alloc; struct zt_device *device; struct zt_ledger *ledger;
+    enum zt_dtype compute;
+};
+/* One micro-batch: tokens and targets are device pointers [B*T] int32, targets -1 = not counted. */
+struct zt_batch { const int32_t *tokens, *targets; int64_t B, T; };
+
+int zt_model_create(const struct zt_model_table *table, const struct zt_model_env *env,
+                    struct zt_model **out, struct zt_error *err);
+void zt_model_destroy(struct zt_model *m);
+
+/* Forward, loss and (when backward) gradients scaled by loss_scale: the loss whose gradient is taken
+ * is loss_scale * sum over valid tokens of -log p. Adds the token losses to *loss_sum and the valid
+ * tokens to *valid. Sets the ledger phases forward and backward itself (eval = true: phase eval, no
+ * saved activations). */
+int zt_model_step(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
+                  float loss_scale, bool backward, bool eval, struct zt_fixsum *loss_sum,
+                  int64_t *valid, struct zt_error *err);
+
+/* For tests and tools: logits [B*T, V] of one batch into a caller's device buffer. */
+int zt_model_logits(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
+                    void *logits, struct zt_error *err);
+
+/* Called around each compute segment when set, for the intervals (name: static string). */
+void zt_model_set_trace(struct zt_model *m, void (*fn)(void *arg, const char *name, int unit,
+                                                       int64_t start_ns, int64_t end_ns), void *arg);
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/report.h: what one rank says about one step, and the progress page that outlives it. Plain
+ * data; the worker turns it into proto messages. Missing doubles are NAN, missing counts -1. */
+#ifndef ZT_ENGINE_REPORT_H
+#define ZT_ENGINE_REPORT_H
+#include <stdatomic.h>
+#include "engine/device/ledger.h"
+#include "engine/trace/intervals.h"
+
+struct zt_step_report {
+    int rank;
+    uint32_t generation;
+    int64_t step;                 /* 1-based optimizer step just finished */
+    bool last;                    /* the run's last step */
+    double loss, local_loss, grad_norm, lr;
+    int64_t tokens;               /* supervised tokens of this rank in this step (sum over ranks = global) */
+    int64_t tokens_input, tokens_supervised, tokens_padding;
+    int64_t global_batch;         /* sequences really in this window, all ranks */
+    double step_seconds, data_seconds, forward_seconds, backward_seconds, optimizer_seconds,
+        checkpoint_seconds, eval_seconds;
+    struct zt_exposed exposed;
+    double straggler_wait_seconds;
+    /* memory of this step: composition at the peak instant */
+    enum zt_phase phase_of_peak;
+    int64_t peak_allocated_bytes, peak_reserved_bytes;
+    int64_t at_peak[ZT_TAG_COUNT], category_max[ZT_TAG_COUNT];
+    int64_t reserved_at_peak_bytes, max_unused_reserved_bytes, end_of_step_allocated_bytes,
+        outside_allocator_bytes;
+    int64_t persistent_parameters, persistent_gradients, persistent_optimizer; /* requested bytes */
+    int64_t sent_bytes;
+    char parameter_hash[33];      /* "" when not computed in this step */
+    double eval_loss;             /* NAN when no evaluation after this step */
+    int64_t eval_tokens, eval_rows;
+    /* windows besides the step itself: init (with step 1) and eval peaks, -1 when they did not occur */
+    struct zt_window_peak {
+        int64_t peak_allocated_bytes, peak_reserved_bytes; /* -1: did not occur */
+        enum zt_phase phase_of_peak;
+        int64_t at_peak[ZT_TAG_COUNT];
+        int64_t persistent[3];
+    } init, eval;
+};
+
+/* Shared mapping owned by the supervisor, written by the trainer, read after its death too. */
+struct zt_progress {
+    _Atomic int64_t step;             /* last finished step */
+    _Atomic int64_t last_progress_ns; /* CLOCK_MONOTONIC of the last phase change or collective end */
+    _Atomic int32_t phase;            /* enum zt_phase */
+    _Atomic int32_t state;            /* enum zt_trainer_state */
+    _Atomic int64_t micro;
+    /* the collective ring (zt_comm_log_place) follows at offset ZT_PROGRESS_RING */
+};
+#define ZT_PROGRESS_RING 4096
+enum zt_trainer_state { ZT_TRAINER_STARTING = 0, ZT_TRAINER_READY, ZT_TRAINER_IN_COMM, ZT_TRAINER_RUNNING, ZT_TRAINER_DONE };
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/shard/runtime.h: the one gather/reduce runtime behind every mode. Owns parameter, gradient
+ * and optimizer buffers of this rank, gives units to the model (zt_unit_source), reduces gradients on
+ * the communication streams while backward goes on, steps the optimizer, gathers what was updated.
+ * The stream/event graph with numbered cross-stream edges is drawn at the top of runtime.c.
+ *
+ * Owner: the trainer; destroy frees all device memory it holds. Thread rule: the trainer thread. */
+#ifndef ZT_ENGINE_RUNTIME_H
+#define ZT_ENGINE_RUNTIME_H
+#include "core/spec.h"
+#include "engine/comm/comm.h"
+#include "engine/model/model.h"
+#include "engine/shard/policy.h"
+#include "engine/trace/intervals.h"
+
+struct zt_runtime;
+
+struct zt_runtime_env {
+    const struct zt_spec *spec;              /* resolved */
+    const struct zt_model_table *table;
+    struct zt_mesh mesh; int rank;
+    struct zt_device *device; struct zt_alloc *alloc; struct zt_ledger *ledger;
+    const struct zt_ops *ops; struct zt_ops_ctx *ctx;
+    struct zt_comm *world, *dp_shard, *dp_replicate, *control; /* control: host-sized messages */
+    struct zt_intervals *intervals;          /* communication and stall intervals go here */
+};
+/* Builds the unit layout, allocates parameters (and m, v when eager), draws the weights by logical
+ * index (D10). */
+int zt_runtime_create(const struct zt_runtime_env *env, struct zt_runtime **out, struct zt_error *err);
+void zt_runtime_destroy(struct zt_runtime *r);
+
+struct zt_unit_source zt_runtime_source(struct zt_runtime *r);
+
+/* A window is one optimizer step: window_begin, then per micro-step micro_begin(i, last) and the
+ * model, then update. eval_begin/eval_end wrap evaluation. */
+int zt_runtime_window_begin(struct zt_runtime *r, int64_t step, struct zt_error *err);
+int zt_runtime_micro_begin(struct zt_runtime *r, int64_t micro, bool last, struct zt_error *err);
+/* Waits for the reductions, gets the exact gradient norm over all ranks, clips, steps AdamW, gathers
+ * (per policy), drops the gradients. grad_norm is the pre-clip norm; non-finite: ZT_ENAN before any
+ * parameter is touched. */
+int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err);
+
+/* Parameter hash (D12): sum mod 2^128 over this rank's own logical elements; the caller adds ranks. */
+struct zt_hash128 { uint64_t lo, hi; };
+int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own, struct zt_error *err);
+void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b);
+
+struct zt_state_bytes zt_runtime_requested(const struct zt_runtime *r); /* P, G (while live), O, requested bytes */
+int64_t zt_runtime_sent_bytes(const struct zt_runtime *r);              /* since the last call's step start (D13), control apart */
+/* For tests: pointer and logical tensor of this rank's copy (ddp: whole), NULL when not held. */
+const float *zt_runtime_parameter(const struct zt_runtime *r, int tensor);
+const float *zt_runtime_gradient(const struct zt_runtime *r, int tensor);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/trace/intervals.h: from the intervals of one step to exposed communication, by unions and
+ * never by sums. One arithmetic for cpu, cuda and sim. Fed by the trainer thread. */
+#ifndef ZT_ENGINE_INTERVALS_H
+#define ZT_ENGINE_INTERVALS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum zt_interval_kind { ZT_IV_COMPUTE = 0, ZT_IV_COMM, ZT_IV_COPY, ZT_IV_STALL };
+struct zt_interval {
+    int64_t start_ns, end_ns;
+    enum zt_interval_kind kind;
+    const char *group;   /* comm: "dp_shard", ...; static string */
+    const char *name;    /* comm: collective kind; compute: segment; static string */
+    bool control;        /* comm of the control group: counted apart, never in exposed */
+};
+struct zt_intervals { struct zt_interval *items; size_t n, cap; int64_t step_start_ns; };
+
+#define ZT_EXPOSED_BY_MAX 12
+struct zt_exposed {
+    double step_seconds, compute_seconds, comm_seconds, exposed_comm_seconds, overlapped_seconds,
+        stall_seconds, tail_seconds, idle_seconds;
+    int n_by;
+    struct { const char *group, *kind; double seconds; } by[ZT_EXPOSED_BY_MAX]; /* exposed per group and kind */
+};
+void zt_intervals_begin_step(struct zt_intervals *iv, int64_t now_ns); /* drops the previous step */
+int zt_intervals_add(struct zt_intervals *iv, struct zt_interval item); /* ZT_ENOMEM */
+/* tail = communication after the last compute interval of the step. */
+void zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
+void zt_intervals_free(struct zt_intervals *iv);
+
+#endif

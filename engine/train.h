@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/train.h: the trainer as a library: one rank, from the specification to the last step. The
+ * worker calls it to train; later commands call it on a simulated device to plan.
+ *
+ * zt_train blocks; hooks are called on the same thread. It never exits the process and never waits
+ * for the coordinator except in `comm_id`. */
+#ifndef ZT_ENGINE_TRAIN_H
+#define ZT_ENGINE_TRAIN_H
+#include "core/reason.h"
+#include "core/spec.h"
+#include "engine/comm/comm.h"
+#include "engine/device/alloc.h"
+#include "engine/report.h"
+
+struct zt_train_config {
+    const struct zt_spec *spec;   /* resolved for `world` */
+    int rank, local_rank, world;
+    uint32_t generation;
+    const char *device;           /* "cpu" */
+    int64_t capacity_bytes;
+    int threads;
+    const char *isa, *gemm;       /* NULL = best */
+    struct zt_progress *progress; /* may be NULL */
+    size_t progress_bytes;
+};
+
+enum zt_event_level { ZT_EVENT_INFO = 0, ZT_EVENT_WARNING, ZT_EVENT_ERROR };
+
+struct zt_train_hooks {
+    void *arg;
+    /* model built, data opened */
+    int (*ready)(void *arg, struct zt_error *err);
+    /* rank 0: *id was minted, publish it; others: fill *id. May block up to its own deadline. */
+    int (*comm_id)(void *arg, int rank, struct zt_comm_id *id, struct zt_error *err);
+    int (*in_comm)(void *arg, struct zt_error *err);
+    int (*step)(void *arg, const struct zt_step_report *r, struct zt_error *err);
+    /* kind: "MEMORY_GROWTH", "DATA_SKIPPED", ... (upper case, stable) */
+    void (*event)(void *arg, enum zt_event_level level, const char *kind, const char *message);
+    /* asked between steps; true = stop after this step with ZT_ECANCELLED */
+    bool (*stop)(void *arg);
+};
+
+struct zt_train_result {
+    int64_t steps;                /* finished */
+    enum zt_reason reason;        /* NONE on success; what the failure is */
+    char parameter_hash[33];
+    struct zt_oom oom;            /* when reason is OOM_DEVICE */
+    bool has_oom;
+    enum zt_phase phase;          /* where it failed */
+    int64_t failed_step;          /* step in progress when it failed */
+    int peer;                     /* global rank of a lost or missing peer, -1 */
+};
+
+int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
+             struct zt_train_result *result, struct zt_error *err);
+
+/* Default capacity of D17: half of MemAvailable / workers_on_host, rounded down to 2 MiB. */
+int64_t zt_default_capacity(int workers_on_host);
+
+#endif

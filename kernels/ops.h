@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels/ops.h: the operators, one table per device. kernels/cpu implements it here; cuda in the
+ * same order with the same names; sim only costs it.
+ *
+ * Rules (decisions D1-D3): kernels never allocate device memory: outputs and workspace are handed
+ * in; every operator that needs scratch has a *_workspace(shape) that is a pure function of the
+ * shape. Results have the same bits for any number of threads. Kernels know nothing of training.
+ *
+ * Letters: B batch, T sequence, N = B*T rows, C width, V vocabulary (padded width given apart),
+ * H heads, D head width, F feed-forward width. Matrices are row-major. All pointers are device
+ * pointers of `dtype`; statistics, losses and log-sum-exps are always fp32. A dtype that an operator
+ * does not have answers ZT_EUNSUPPORTED, never something else. Thread rule: one caller at a time
+ * per zt_ops_ctx (the compute stream); the context's pool works underneath. */
+#ifndef ZT_KERNELS_OPS_H
+#define ZT_KERNELS_OPS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/fixsum.h"
+
+struct zt_ops_ctx; /* pool, GEMM plans, dispatch level: created per trainer */
+
+/* C[M,N] = A[M,K] B, in the three orientations of a linear layer (W is [out,in] = torch's order):
+ *   FWD: y[rows,out]  = x[rows,in] W^T (+ bias[out])      M=rows N=out K=in
+ *   DX : dx[rows,in]  = dy[rows,out] W                    M=rows N=in  K=out
+ *   DW : dw[out,in]   = dy^T x                            M=out  N=in  K=rows */
+enum zt_gemm_op { ZT_GEMM_FWD = 0, ZT_GEMM_DX, ZT_GEMM_DW };
+
+struct zt_adamw_params {
+    double lr, beta1, beta2, eps, weight_decay;
+    int64_t step;      /* t, from 1 */
+    double grad_scale; /* clip coefficient, multiplied into g (1.0 = none) */
+};
+
+struct zt_ops {
+    const char *device; /* "cpu", "cuda", "sim" */
+
+    /* One GEMM interface. accumulate: C += ...; bias only with FWD, may be NULL. workspace holds the
+     * packed weights of FWD and DX (gemm_workspace bytes; may be 0). lda etc. are dense. */
+    size_t (*gemm_workspace)(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t);
+    int (*gemm)(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
+                enum zt_dtype t, const void *A, const void *Bm, const void *bias, void *Cm,
+                bool accumulate, void *workspace, struct zt_error *err);
+
+    /* db[C] (+)= column sums of dy[N,C] */
+    size_t (*bias_backward_workspace)(int64_t N, int64_t C);
+    int (*bias_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *db, const void *dy, int64_t N,
+                         int64_t C, bool accumulate, void *workspace, struct zt_error *err);
+
+    /* out[B*T,C] = wte[token] + wpe[position] (wpe NULL: no positions) */
+    int (*embedding_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const int32_t *tokens,
+                             const void *wte, const void *wpe, int64_t B, int64_t T, int64_t C,
+                             int64_t V, struct zt_error *err);
+    /* dwte[V,C] += , dwpe[T..,C] +=; additions in token order, so bits do not depend on threads */
+    int (*embedding_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dwte, void *dwpe,
+                              const void *dout, const int32_t *tokens, int64_t B, int64_t T,
+                              int64_t C, int64_t V, struct zt_error *err);
+
+    /* LayerNorm over the last dimension; residual != NULL: first sum = in + residual (written to
+     * `sum`, which later layers read), then normalise it. mean, rstd [N] fp32. */
+    int (*layernorm_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *mean,
+                             float *rstd, const void *in, const void *residual, void *sum,
+                             const void *weight, const void *bias, int64_t N, int64_t C, double eps,
+                             struct zt_error *err);
+    size_t (*layernorm_backward_workspace)(int64_t N, int64_t C);
+    /* dx = or += (accumulate_dx) ; dweight, dbias += */
+    int (*layernorm_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, void *dweight,
+                              void *dbias, const void *dout, const void *in, const void *weight,
+                              const float *mean, const float *rstd, int64_t N, int64_t C,
+                              bool accumulate_dx, void *workspace, struct zt_error *err);
+
+    /* GELU, tanh form. n elements. dx may alias dout. */
+    int (*gelu_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                        struct zt_error *err);
+    int (*gelu_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
+                         const void *dout, int64_t n, struct zt_error *err);
+
+    /* Causal attention, tiled with online softmax: no T x T matrix exists. qkv [B,T,3,H,D] (fused,
+     * q then k then v in a row), out [B,T,H,D], lse [B,H,T] = log-sum-exp of the scaled scores.
+     * softmax scale = 1/sqrt(D). */
+    size_t (*attention_workspace)(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);
+    int (*attention_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
+                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
+                             void *workspace, struct zt_error *err);
+    size_t (*attention_backward_workspace)(int64_t B, int64_t T, int64_t H, int64_t D,
+                                           enum zt_dtype t);
+    int (*attention_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
+                              const void *qkv, const void *out, const float *lse, int64_t B,
+                              int64_t T, int64_t H, int64_t D, void *workspace, struct zt_error *err);
+
+    /* Softmax cross-entropy fused in place: logits[N,V] become dlogits = scale (softmax - onehot)
+     * when `backward`, else are left undefined. losses[N] fp32 (0 where target = -1). Rows with
+     * target -1 get zero gradient. ZT_EDATA names the row of a target outside [0,V). */
+    int (*cross_entropy)(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
+                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
+                         struct zt_error *err);
+
+    /* AdamW, T-ADAM's order; p, m, v fp32 (master when param16 != NULL, which gets the rounded copy). */
+    int (*adamw)(struct zt_ops_ctx *x, float *p, float *m, float *v, const void *g, enum zt_dtype gt,
+                 void *param16, enum zt_dtype pt, int64_t n, const struct zt_adamw_params *a,
+                 struct zt_error *err);
+
+    /* s += sum of squares (or of values) of n elements, exact and order-independent (D44) */
+    int (*sum_squares)(struct zt_ops_ctx *x, enum zt_dtype t, const void *g, int64_t n,
+                       struct zt_fixsum *s, struct zt_error *err);
+    int (*sum_values)(struct zt_ops_ctx *x, const float *v, int64_t n, struct zt_fixsum *s,
+                      struct zt_error *err);
+
+    /* elementwise */
+    int (*add)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *a, const void *b,
+               int64_t n, struct zt_error *err);              /* out = a + b */
+    int (*scale)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float factor, int64_t n,
+                 struct zt_error *err);
+    int (*fill)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float value, int64_t n,
+                struct zt_error *err);
+    int (*copy)(struct zt_ops_ctx *x, void *dst, const void *src, size_t bytes, struct zt_error *err);
+    int (*cast)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src, enum zt_dtype st,
+                int64_t n, struct zt_error *err);
+    /* Fills n elements of a logical tensor from logical index `first`: N(0, std) by Philox (D10). */
+    int (*fill_normal)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed, uint32_t tensor,
+                       uint64_t first, int64_t n, double std, struct zt_error *err);
+};
+
+/* CPU. threads >= 1; isa NULL = best of sse2, avx2, avx512 that the machine has; gemm NULL or "auto"
+ * = onednn, else "openblas" or "onednn". Refuses what is not there. */
+int zt_ops_cpu_create(int threads, const char *isa, const char *gemm, struct zt_ops_ctx **out,
+                      struct zt_error *err);
+void zt_ops_cpu_destroy(struct zt_ops_ctx *x);
+const struct zt_ops *zt_ops_cpu(void);
+/* e.g. "avx512, oneDNN 2.6.3 brg:avx512_core, 2 threads, gemm rule 1": recorded by the coordinator. */
+const char *zt_ops_cpu_describe(const struct zt_ops_ctx *x);
+
+#endif
