@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/dtype.c: element sizes and the recipe table. Pure; static data; any thread. */
+#include "core/dtype.h"
+#include <string.h>
+#include "core/error.h"
+
+static const struct { const char *name; size_t size; } dtypes[ZT_DTYPE_COUNT] = {
+    [ZT_F32] = {"fp32", 4}, [ZT_BF16] = {"bf16", 2}, [ZT_F16] = {"fp16", 2},
+    [ZT_I32] = {"int32", 4}, [ZT_I64] = {"int64", 8}, [ZT_U8] = {"uint8", 1},
+};
+
+size_t zt_dtype_size(enum zt_dtype t) {
+    ZT_ASSERT((unsigned)t < ZT_DTYPE_COUNT);
+    return dtypes[t].size;
+}
+
+const char *zt_dtype_name(enum zt_dtype t) {
+    return (unsigned)t < ZT_DTYPE_COUNT ? dtypes[t].name : "?";
+}
+
+/* Sources: sharding semantics 1.3. fp32: the parameter is the master, so there is no second copy.
+ * fsdp_mixed stores an fp32 shard and casts it to bf16 for the gathered copy only. */
+static const struct zt_recipe recipes[] = {
+    {"fp32", ZT_F32, ZT_F32, ZT_F32, ZT_F32, 0, 1},
+    {"fsdp_mixed", ZT_F32, ZT_BF16, ZT_F32, ZT_F32, 0, 0},
+    {"mixed16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32, 1, 0},
+    {"mixed16_g32", ZT_BF16, ZT_BF16, ZT_F32, ZT_F32, 1, 0},
+    {"pure_bf16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 0},
+    {"fp32_mv16", ZT_F32, ZT_F32, ZT_F32, ZT_BF16, 0, 0},
+};
+
+const struct zt_recipe *zt_recipe_find(const char *name) {
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
+        if (strcmp(recipes[i].name, name) == 0)
+            return &recipes[i];
+    return NULL;
+}
+
+size_t zt_recipe_optimizer_bytes(const struct zt_recipe *r) {
+    return (r->has_master ? zt_dtype_size(ZT_F32) : 0) + 2 * zt_dtype_size(r->moment);
+}
