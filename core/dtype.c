@@ -18,15 +18,17 @@ const char *zt_dtype_name(enum zt_dtype t) {
     return (unsigned)t < ZT_DTYPE_COUNT ? dtypes[t].name : "?";
 }
 
-/* Sources: sharding semantics 1.3. fp32: the parameter is the master, so there is no second copy.
- * fsdp_mixed stores an fp32 shard and casts it to bf16 for the gathered copy only. */
+/* fp32: the parameter is the master, so there is no second copy. fsdp_mixed stores an fp32 shard and
+ * casts it to bf16 for the gathered copy only; autocast casts for the kernels only. */
 static const struct zt_recipe recipes[] = {
     {"fp32", ZT_F32, ZT_F32, ZT_F32, ZT_F32, 0, 1},
     {"fsdp_mixed", ZT_F32, ZT_BF16, ZT_F32, ZT_F32, 0, 0},
+    {"autocast", ZT_F32, ZT_BF16, ZT_F32, ZT_F32, 0, 0},
     {"mixed16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32, 1, 0},
     {"mixed16_g32", ZT_BF16, ZT_BF16, ZT_F32, ZT_F32, 1, 0},
+    {"mixed16_nomaster", ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32, 0, 0},
     {"pure_bf16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 0},
-    {"fp32_mv16", ZT_F32, ZT_F32, ZT_F32, ZT_BF16, 0, 0},
+    {"fp16", ZT_F16, ZT_F16, ZT_F16, ZT_F32, 1, 0},
 };
 
 const struct zt_recipe *zt_recipe_find(const char *name) {

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/layout.c: padded sizes of flat groups and the persistent bytes of each mode. Pure. */
+#include "core/layout.h"
+#include "core/error.h"
+#include "core/units.h"
+
+const char *zt_mode_name(enum zt_mode m) {
+    static const char *const names[ZT_MODE_COUNT] = {
+        [ZT_DDP] = "ddp", [ZT_ZERO1] = "zero1", [ZT_ZERO2] = "zero2",
+        [ZT_ZERO3] = "zero3", [ZT_FSDP] = "fsdp",
+    };
+    return (unsigned)m < ZT_MODE_COUNT ? names[m] : "?";
+}
+
+static int64_t align_elements(int64_t n) {
+    return zt_ceil_div(n, ZT_ALIGN_ELEMENTS) * ZT_ALIGN_ELEMENTS;
+}
+
+static int64_t pad_total(int64_t aligned, int shard_degree) {
+    int64_t step = (int64_t)ZT_ALIGN_ELEMENTS * shard_degree;
+    return zt_ceil_div(aligned, step) * step;
+}
+
+int64_t zt_group_padded(const int64_t *numel, int n, int shard_degree) {
+    ZT_ASSERT(shard_degree >= 1);
+    int64_t aligned = 0;
+    for (int i = 0; i < n; i++)
+        aligned += align_elements(numel[i]);
+    return pad_total(aligned, shard_degree);
+}
+
+/* A unit has one group of its trainable tensors and one of its frozen ones; 0 = no such group. */
+static int64_t unit_padded(const struct zt_model_table *t, int unit, bool frozen, int shard_degree) {
+    ZT_ASSERT(shard_degree >= 1);
+    const struct zt_unit_def *u = &t->units[unit];
+    int64_t aligned = 0;
+    for (int i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        if (t->tensors[i].frozen == frozen)
+            aligned += align_elements(t->tensors[i].numel);
+    return pad_total(aligned, shard_degree);
+}
+
+int64_t zt_model_padded(const struct zt_model_table *t, int shard_degree) {
+    int64_t total = 0;
+    for (int u = 0; u < t->n_units; u++)
+        total += unit_padded(t, u, false, shard_degree) + unit_padded(t, u, true, shard_degree);
+    return total;
+}
+
+/* Requested bytes of one buffer: what the allocator is asked for, in its granularity. */
+static int64_t buffer(int64_t elements, enum zt_dtype type) {
+    return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(type), 512);
+}
+
+struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
+                                       int shard_degree, const struct zt_recipe *r) {
+    struct zt_state_bytes s = {0, 0, 0};
+    const int S = shard_degree;
+    const int p_cut = mode == ZT_ZERO3 || mode == ZT_FSDP ? S : 1;
+    const int g_cut = mode == ZT_ZERO2 || p_cut > 1 ? S : 1;
+    const int o_cut = mode == ZT_DDP ? 1 : S;
+    for (int u = 0; u < t->n_units; u++) {
+        int64_t trainable = unit_padded(t, u, false, S), frozen = unit_padded(t, u, true, S);
+        s.parameters += buffer(trainable / p_cut, r->param) + buffer(frozen / p_cut, r->param);
+        s.gradients += buffer(trainable / g_cut, r->grad);
+        s.optimizer += 2 * buffer(trainable / o_cut, r->moment);
+        if (r->has_master)
+            s.optimizer += buffer(trainable / o_cut, ZT_F32);
+    }
+    return s;
+}
