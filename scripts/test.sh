@@ -1,0 +1,73 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Everything CI runs, in flavours, each in its own folder under build-test/:
+#   gcc     all tests, with failpoints
+#   clang   compiles clean with the second compiler; unit tests
+#   asan    AddressSanitizer + UndefinedBehaviorSanitizer
+#   tsan    ThreadSanitizer over what has threads
+#   fuzz    one million executions per target
+# Usage: sh scripts/test.sh [flavour...]; no argument = all. The last line is "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.." || exit 1
+sh scripts/setup.sh test || exit 1
+
+root="${ZTRAIN_TEST_BUILD:-build-test}"
+mkdir -p "$root"
+root=$(cd "$root" && pwd)
+passed=0
+failed=0
+
+count() { # Ok and Fail lines of a meson test log: count LOG
+    ok=$(sed -n 's/^Ok: *\([0-9]*\).*/\1/p' "$1" | tail -1)
+    bad=$(sed -n -e 's/^Fail: *\([0-9]*\).*/\1/p' -e 's/^Timeout: *\([0-9]*\).*/\1/p' -e 's/^Unexpected Pass: *\([0-9]*\).*/\1/p' "$1" |
+          awk '{n += $1} END {print n + 0}')
+    passed=$((passed + ${ok:-0}))
+    failed=$((failed + bad))
+    [ -n "$ok" ] && [ "$ok" -gt 0 ] || failed=$((failed + 1)) # nothing ran: that is a failure
+}
+
+# flavour NAME CC SETUP-ARGS -- TEST-ARGS
+flavour() {
+    name=$1; compiler=$2; shift 2
+    dir="$root/$name"
+    setup=""
+    while [ "$1" != -- ]; do setup="$setup $1"; shift; done
+    shift
+    echo "== $name =="
+    # shellcheck disable=SC2086
+    if [ ! -f "$dir/build.ninja" ]; then
+        CC=$compiler meson setup "$dir" $setup >"$root/$name.setup.log" 2>&1 || { cat "$root/$name.setup.log"; failed=$((failed + 1)); return; }
+    fi
+    ninja -C "$dir" >"$root/$name.build.log" 2>&1 || { tail -40 "$root/$name.build.log"; failed=$((failed + 1)); return; }
+    rm -f "$dir"/sanitizer.*
+    meson test -C "$dir" --no-rebuild --print-errorlogs "$@" >"$root/$name.test.log" 2>&1
+    grep -vE '^(ninja|Build)' "$root/$name.test.log" | tail -n 400
+    count "$root/$name.test.log"
+    for report in "$dir"/sanitizer.*; do # a leaking test can count as passing otherwise
+        [ -f "$report" ] || continue
+        echo "-- $report"; head -60 "$report"
+        failed=$((failed + 1))
+    done
+}
+
+run() {
+    case $1 in
+    gcc) flavour gcc gcc -Dfailpoints=true -- ;;
+    clang) flavour clang clang -Dfailpoints=true -- --suite unit ;;
+    asan) flavour asan gcc -Dfailpoints=true -Db_sanitize=address,undefined -- --setup=asan --no-suite tsan ;;
+    tsan) flavour tsan gcc -Dfailpoints=true -Db_sanitize=thread -- --setup=tsan --suite tsan ;;
+    fuzz)
+        echo "== fuzz =="
+        if sh scripts/fuzz.sh "$root/fuzz"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi ;;
+    *) echo "test.sh: no flavour '$1'; there are gcc clang asan tsan fuzz" >&2; exit 2 ;;
+    esac
+}
+
+started=$(date +%s)
+[ $# -gt 0 ] || set -- gcc clang asan tsan fuzz
+for f in "$@"; do
+    run "$f"
+    echo "-- $f done after $(($(date +%s) - started)) s"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
