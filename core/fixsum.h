@@ -1,19 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/fixsum.h: order-independent exact sums (decision D44 in docs/internals.md).
  *
- * Doubles are added to three signed 64-bit limbs on the grids 2^-24, 2^-64 and 2^-104. Integer
- * sums are associative, so any order, thread count, sharding and mesh gives the same limbs and so
- * the same rounded result. Bits below 2^-104 are dropped the same way for every order (truncation
- * per addend, toward zero). Capacity: |sum| < 2^38; beyond, or Inf or NaN, sets the flag.
+ * Doubles are added to three 64-bit limbs on the grids 2^-24, 2^-64 and 2^-104, with a fourth limb
+ * at 2^16 that takes the carries. Integer sums are associative, so any order, thread count, sharding
+ * and mesh gives the same limbs and so the same rounded result. Bits below 2^-104 are dropped the
+ * same way for every order (truncation per addend, toward zero).
  *
- * A sum travels between ranks as ZT_FIXSUM_WORDS int64 added element-wise. Pure; any thread. */
+ * Range: an addend must be below 2^38 in magnitude, the whole sum below 2^58 (2^20 addends of any
+ * size always fit). Beyond, or with Inf or NaN, the flag is set and the value is NaN.
+ *
+ * A sum travels between ranks as ZT_FIXSUM_WORDS int64 added element-wise (up to 2^20 ranks, each
+ * normalised: every function here leaves its result normalised); normalise the received words.
+ * Normalised words are unique: equal sums have equal words. Pure; any thread. */
 #ifndef ZT_CORE_FIXSUM_H
 #define ZT_CORE_FIXSUM_H
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZT_FIXSUM_WORDS 4
-struct zt_fixsum { int64_t word[ZT_FIXSUM_WORDS]; }; /* limbs at 2^-24, 2^-64, 2^-104; word[3] != 0: non-finite or out of range */
+#define ZT_FIXSUM_WORDS 5
+/* word[0..2]: limbs at 2^-24, 2^-64, 2^-104, each in [0, 2^40) when normalised; word[3] != 0:
+ * non-finite or out of range; word[4]: signed limb at 2^16. */
+struct zt_fixsum { int64_t word[ZT_FIXSUM_WORDS]; };
 
 void zt_fixsum_zero(struct zt_fixsum *s);
 void zt_fixsum_add(struct zt_fixsum *s, double x);

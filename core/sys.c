@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/sys.c: the real table, the table that fails its Nth file call, and whole-file helpers on top
+ * of any table. Buffers handed out are malloc'ed and belong to the caller. Any thread. */
+#include "core/sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- the real one ---- */
+
+static int posix_open(void *arg, const char *path, int flags, mode_t mode) {
+    (void)arg;
+    for (;;) {
+        int fd = open(path, flags | O_CLOEXEC, mode);
+        if (fd >= 0)
+            return fd;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+static ssize_t posix_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
+    (void)arg;
+    for (;;) {
+        ssize_t got = pread(fd, buf, n, at);
+        if (got >= 0)
+            return got;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+static ssize_t posix_pwrite(void *arg, int fd, const void *buf, size_t n, off_t at) {
+    (void)arg;
+    for (;;) {
+        ssize_t put = pwrite(fd, buf, n, at);
+        if (put >= 0)
+            return put;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+static int posix_fsync(void *arg, int fd) {
+    (void)arg;
+    for (;;) {
+        if (fsync(fd) == 0)
+            return 0;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+static int posix_close(void *arg, int fd) {
+    (void)arg;
+    /* Linux frees the descriptor even when close is interrupted: never again. */
+    return close(fd) == 0 || errno == EINTR ? 0 : -errno;
+}
+
+static int posix_rename(void *arg, const char *from, const char *to) {
+    (void)arg;
+    return rename(from, to) == 0 ? 0 : -errno;
+}
+
+static int posix_unlink(void *arg, const char *path) {
+    (void)arg;
+    return unlink(path) == 0 ? 0 : -errno;
+}
+
+static int posix_mkdir(void *arg, const char *path, mode_t mode) {
+    (void)arg;
+    return mkdir(path, mode) == 0 ? 0 : -errno;
+}
+
+static int posix_fstat(void *arg, int fd, struct stat *st) {
+    (void)arg;
+    return fstat(fd, st) == 0 ? 0 : -errno;
+}
+
+static int64_t read_clock(clockid_t id) {
+    struct timespec t;
+    clock_gettime(id, &t); /* cannot fail for the two clocks used here */
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t posix_monotonic(void *arg) {
+    (void)arg;
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+static int64_t posix_wall(void *arg) {
+    (void)arg;
+    return read_clock(CLOCK_REALTIME);
+}
+
+static int posix_random(void *arg, void *buf, size_t n) {
+    (void)arg;
+    char *p = buf;
+    while (n > 0) {
+        ssize_t got = getrandom(p, n, 0);
+        if (got < 0 && errno != EINTR)
+            return -errno;
+        if (got > 0) {
+            p += got;
+            n -= (size_t)got;
+        }
+    }
+    return 0;
+}
+
+const struct zt_sys zt_sys_posix = {
+    .open = posix_open, .pread = posix_pread, .pwrite = posix_pwrite, .fsync = posix_fsync,
+    .close = posix_close, .rename = posix_rename, .unlink = posix_unlink, .mkdir = posix_mkdir,
+    .fstat = posix_fstat, .monotonic_ns = posix_monotonic, .wall_ns = posix_wall,
+    .random = posix_random,
+};
+
+/* ---- fail the Nth file call ---- */
+
+/* 0: go on; else the negative error to return. */
+static int nth_hit(struct zt_sys_nth *s) {
+    int64_t call = __atomic_add_fetch(&s->calls, 1, __ATOMIC_RELAXED);
+    return call == s->fail_at ? -s->error : 0;
+}
+
+static int nth_open(void *arg, const char *path, int flags, mode_t mode) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->open(s->real->arg, path, flags, mode);
+}
+
+static ssize_t nth_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->pread(s->real->arg, fd, buf, n, at);
+}
+
+static ssize_t nth_pwrite(void *arg, int fd, const void *buf, size_t n, off_t at) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->pwrite(s->real->arg, fd, buf, n, at);
+}
+
+static int nth_fsync(void *arg, int fd) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->fsync(s->real->arg, fd);
+}
+
+static int nth_close(void *arg, int fd) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    /* A failing close still gives the descriptor back, as the kernel does. */
+    int real = s->real->close(s->real->arg, fd);
+    return rc ? rc : real;
+}
+
+static int nth_rename(void *arg, const char *from, const char *to) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->rename(s->real->arg, from, to);
+}
+
+static int nth_unlink(void *arg, const char *path) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->unlink(s->real->arg, path);
+}
+
+static int nth_mkdir(void *arg, const char *path, mode_t mode) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->mkdir(s->real->arg, path, mode);
+}
+
+static int nth_fstat(void *arg, int fd, struct stat *st) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->fstat(s->real->arg, fd, st);
+}
+
+static int64_t nth_monotonic(void *arg) {
+    struct zt_sys_nth *s = arg;
+    return s->real->monotonic_ns(s->real->arg);
+}
+
+static int64_t nth_wall(void *arg) {
+    struct zt_sys_nth *s = arg;
+    return s->real->wall_ns(s->real->arg);
+}
+
+static int nth_random(void *arg, void *buf, size_t n) {
+    struct zt_sys_nth *s = arg;
+    return s->real->random(s->real->arg, buf, n);
+}
+
+struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state) {
+    return (struct zt_sys){
+        .arg = state, .open = nth_open, .pread = nth_pread, .pwrite = nth_pwrite,
+        .fsync = nth_fsync, .close = nth_close, .rename = nth_rename, .unlink = nth_unlink,
+        .mkdir = nth_mkdir, .fstat = nth_fstat, .monotonic_ns = nth_monotonic,
+        .wall_ns = nth_wall, .random = nth_random,
+    };
+}
+
+/* ---- whole files ---- */
+
+/* Reads to the end of fd whatever fstat says: files in /proc and growing files have no fixed size. */
+static int read_all(const struct zt_sys *sys, int fd, size_t max, char **data, size_t *n) {
+    size_t have = 0, room = max < 4096 ? max + 1 : 4096;
+    char *buf = malloc(room + 1);
+    if (!buf)
+        return -ENOMEM;
+    for (;;) {
+        if (have == room) {
+            if (have > max) {
+                free(buf);
+                return -EFBIG;
+            }
+            size_t more = room > max / 2 ? max + 1 : room * 2;
+            char *bigger = realloc(buf, more + 1);
+            if (!bigger) {
+                free(buf);
+                return -ENOMEM;
+            }
+            buf = bigger;
+            room = more;
+        }
+        ssize_t got = sys->pread(sys->arg, fd, buf + have, room - have, (off_t)have);
+        if (got < 0) {
+            free(buf);
+            return (int)got;
+        }
+        if (got == 0)
+            break;
+        have += (size_t)got;
+    }
+    buf[have] = '\0';
+    *data = buf;
+    *n = have;
+    return 0;
+}
+
+int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, char **data, size_t *n) {
+    *data = NULL;
+    *n = 0;
+    if (max >= SIZE_MAX - 2)
+        max = SIZE_MAX - 3;
+    int fd = sys->open(sys->arg, path, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    int rc = read_all(sys, fd, max, data, n);
+    sys->close(sys->arg, fd); /* nothing was written: its result says nothing */
+    return rc;
+}
+
+static int write_all(const struct zt_sys *sys, int fd, const char *data, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t put = sys->pwrite(sys->arg, fd, data + done, n - done, (off_t)done);
+        if (put < 0)
+            return (int)put;
+        if (put == 0)
+            return -EIO; /* a write of nothing would repeat for ever */
+        done += (size_t)put;
+    }
+    return sys->fsync(sys->arg, fd);
+}
+
+static int sync_folder_of(const struct zt_sys *sys, const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *folder = !slash ? strdup(".") : slash == path ? strdup("/")
+                                                        : strndup(path, (size_t)(slash - path));
+    if (!folder)
+        return -ENOMEM;
+    int fd = sys->open(sys->arg, folder, O_RDONLY | O_DIRECTORY, 0);
+    free(folder);
+    if (fd < 0)
+        return fd;
+    int rc = sys->fsync(sys->arg, fd);
+    int closed = sys->close(sys->arg, fd);
+    return rc ? rc : closed;
+}
+
+int zt_sys_write_atomic(const struct zt_sys *sys, const char *path, const void *data, size_t n,
+                        mode_t mode) {
+    /* One temp name per process and call, so that two writers never share one. */
+    static uint64_t serial;
+    uint64_t mine = __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED);
+    char *temp = NULL;
+    if (asprintf(&temp, "%s.tmp-%ld-%llu", path, (long)getpid(), (unsigned long long)mine) < 0)
+        return -ENOMEM;
+    int fd = sys->open(sys->arg, temp, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, mode);
+    int rc = fd < 0 ? fd : 0;
+    if (rc == 0) {
+        rc = write_all(sys, fd, data, n);
+        int closed = sys->close(sys->arg, fd);
+        rc = rc ? rc : closed;
+        if (rc == 0)
+            rc = sys->rename(sys->arg, temp, path);
+        if (rc != 0)
+            sys->unlink(sys->arg, temp);
+    }
+    free(temp);
+    return rc ? rc : sync_folder_of(sys, path);
+}
