@@ -27,6 +27,7 @@
  *    exited or was aborted. RUN: go on. ABORT(run, g): kill that child; with no child of g alive, answer
  *    ChildExited(run, g, rank) all the same, once per new ABORT seen: a worker is handed out again only after
  *    this positive report. IDLE: have no child. EXIT: stop the supervisor.
+ *  - Nothing that came over an older connection is obeyed once a newer one has registered.
  *  - A child it holds is named in Register and in every beat until ChildExited of it was acknowledged.
  *  - Step reports of one rank and generation go in ascending order without gaps; a batch holds one rank of one
  *    generation. A batch beyond the next missing step is refused (ZT_EBUSY, naming that step): send the oldest
@@ -100,6 +101,8 @@ struct zt_machine_config {
     int64_t rows_ms;            /* 120000: all ranks done, step rows still missing */
     int64_t exit_ms;            /* 10000: a finished trainer that does not exit is aborted */
     int64_t key_ttl_ms;         /* 24 h */
+    int64_t settle_ms;          /* 1000: a run that fills the idle workers waits until no new one came for so long */
+    int64_t pause_ms;           /* 1000: a gap between events that counts as a pause of the coordinator */
     int64_t progress_floor_ms;  /* 10000: automatic progress limit = max(this, 10 x EWMA of the step) */
 };
 void zt_machine_config_default(struct zt_machine_config *c);
@@ -196,7 +199,7 @@ struct zt_row_worker { /* key worker_id */
 struct zt_row_key { /* key: a mutating client request that was accepted */
     uint8_t key[16];
     char verb[8];               /* "submit", "cancel" */
-    char run_id[ZT_RUN_ID_MAX + 1];
+    char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1];
     int64_t at_ms;
 };
 struct zt_row_event { /* append-only */
@@ -344,7 +347,7 @@ const char *zt_machine_check(const struct zt_machine *m);
 struct zt_slot { const char *host, *worker_id; int index; }; /* an idle worker; index is the caller's */
 /* Orders `world` of the n slots as ranks 0..world-1 of `mesh`: tensor groups on one host first, then shard
  * groups within a host where they fit; as few hosts as possible, hosts and names in natural order. Writes
- * indices into slots to order[world]. scratch has room for n + world ints. Returns 0, or ZT_ENOPLACE when n < world. */
+ * indices into slots to order[world]. scratch has room for 4 n ints. Returns 0, or ZT_ENOPLACE when n < world. */
 int zt_schedule_place(const struct zt_slot *slots, int n, struct zt_mesh mesh, int *order, int *scratch);
 /* strcmp that reads runs of digits as numbers: "w2" < "w10". */
 int zt_natural_compare(const char *a, const char *b);
