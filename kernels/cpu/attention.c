@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels/cpu/attention.c: cuts attention into units of work for the pool.
+ *
+ * Forward: a unit is a block of queries of one head. Backward: a unit is one head, whose tiles are
+ * visited in one fixed order, so dq, dk and dv are added to in that order whatever the threads. */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+struct attention {
+    struct zt_ops_ctx *x;
+    const float *qkv, *dout, *saved;
+    float *out, *lse, *dqkv;
+    float *delta;
+    int64_t B, T, H, D, blocks;
+};
+
+/* Scratch of each thread: outside the device allocator (it depends on the threads). */
+static int need_scratch(struct zt_ops_ctx *x, int64_t T, int64_t D, struct zt_error *err) {
+    const size_t floats = (zt_vec_attention_scratch(T, D) + 15) & ~(size_t)15;
+    if (floats <= x->scratch_floats) return ZT_OK;
+    for (int t = 0; t < zt_pool_threads(x->pool); t++) {
+        float *fresh = aligned_alloc(64, floats * sizeof *fresh);
+        if (!fresh)
+            return zt_fail(err, ZT_ENOMEM, "attention: no memory for %zu bytes of scratch",
+                           floats * sizeof *fresh);
+        free(x->scratch[t]);
+        x->scratch[t] = fresh;
+    }
+    x->scratch_floats = floats;
+    return ZT_OK;
+}
+
+static struct zt_vec_attention head_of(const struct attention *j, int64_t head, int thread) {
+    const int64_t b = head / j->H, h = head % j->H;
+    const int64_t in = b * j->T * 3 * j->H * j->D + h * j->D, k = j->H * j->D;
+    const int64_t at = b * j->T * j->H * j->D + h * j->D;
+    struct zt_vec_attention a = {
+        .q = j->qkv + in,
+        .k = j->qkv + in + k,
+        .v = j->qkv + in + 2 * k,
+        .lse = j->lse + head * j->T,
+        .stride = 3 * k,
+        .ostride = k,
+        .T = j->T,
+        .D = j->D,
+        .scale = (float)(1.0 / sqrt((double)j->D)),
+        .scratch = j->x->scratch[thread],
+    };
+    if (j->dqkv) {
+        a.out = j->saved + at;
+        a.dout = j->dout + at;
+        a.delta = j->delta + head * j->T;
+        a.dq = j->dqkv + in;
+        a.dk = a.dq + k;
+        a.dv = a.dk + k;
+    } else {
+        a.o = j->out + at;
+    }
+    return a;
+}
+
+static void forward_unit(void *arg, int64_t unit, int thread) {
+    const struct attention *j = arg;
+    struct zt_vec_attention a = head_of(j, unit % (j->B * j->H), thread);
+    /* the last blocks have the most keys: long units first */
+    j->x->vec->attention_forward(&a, j->blocks - 1 - unit / (j->B * j->H));
+}
+
+static void backward_unit(void *arg, int64_t unit, int thread) {
+    const struct attention *j = arg;
+    struct zt_vec_attention a = head_of(j, unit, thread);
+    j->x->vec->attention_backward(&a);
+}
+
+size_t zt_cpu_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t) {
+    (void)B, (void)T, (void)H, (void)D, (void)t;
+    return 0;
+}
+
+int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
+                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
+                             void *workspace, struct zt_error *err) {
+    (void)workspace;
+    int rc = zt_cpu_need_f32("attention_forward", t, err);
+    if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
+    if (rc != ZT_OK) return rc;
+    struct attention j = {.x = x,
+                          .qkv = qkv,
+                          .out = out,
+                          .lse = lse,
+                          .B = B,
+                          .T = T,
+                          .H = H,
+                          .D = D,
+                          .blocks = (T + ZT_ATTENTION_BLOCK - 1) / ZT_ATTENTION_BLOCK};
+    zt_pool_run(x->pool, B * H * j.blocks, forward_unit, &j);
+    return ZT_OK;
+}
+
+size_t zt_cpu_attention_backward_workspace(int64_t B, int64_t T, int64_t H, int64_t D,
+                                           enum zt_dtype t) {
+    (void)D, (void)t;
+    return (size_t)(B * T * H) * sizeof(float); /* sum(out * dout) of each query */
+}
+
+int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
+                              const void *qkv, const void *out, const float *lse, int64_t B,
+                              int64_t T, int64_t H, int64_t D, void *workspace,
+                              struct zt_error *err) {
+    int rc = zt_cpu_need_f32("attention_backward", t, err);
+    if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
+    if (rc != ZT_OK) return rc;
+    struct attention j = {.x = x,
+                          .qkv = qkv,
+                          .dout = dout,
+                          .saved = out,
+                          .dqkv = dqkv,
+                          .delta = workspace,
+                          .B = B,
+                          .T = T,
+                          .H = H,
+                          .D = D};
+    j.lse = (float *)(uintptr_t)lse; /* only read in backward */
+    zt_pool_run(x->pool, B * H, backward_unit, &j);
+    return ZT_OK;
+}

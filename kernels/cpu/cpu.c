@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels/cpu/cpu.c: the CPU backend's context and operator table. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int zt_cpu_need_f32(const char *op, enum zt_dtype t, struct zt_error *err) {
+    if (t == ZT_F32) return ZT_OK;
+    return zt_fail(err, ZT_EUNSUPPORTED,
+                   "%s: the CPU kernels of this version compute in fp32 only (dtype %d was asked "
+                   "for); set precision.recipe to fp32",
+                   op, (int)t);
+}
+
+struct range {
+    zt_cpu_range_fn *fn;
+    void *arg;
+    int64_t n, grain;
+};
+
+static void range_unit(void *arg, int64_t unit, int thread) {
+    const struct range *r = arg;
+    const int64_t first = unit * r->grain, left = r->n - first;
+    r->fn(r->arg, first, left < r->grain ? left : r->grain, thread);
+}
+
+void zt_cpu_range(struct zt_ops_ctx *x, int64_t n, int64_t grain, zt_cpu_range_fn *fn, void *arg) {
+    if (n <= 0) return;
+    struct range r = {fn, arg, n, grain};
+    zt_pool_run(x->pool, (n + grain - 1) / grain, range_unit, &r);
+}
+
+int64_t zt_cpu_block_rows(int64_t N) {
+    const int64_t rows = (N + 31) / 32;
+    return rows < 32 ? 32 : rows;
+}
+
+static size_t gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t) {
+    return t == ZT_F32 ? zt_gemm_workspace(op, M, N, K) : 0;
+}
+
+static int gemm(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
+                enum zt_dtype t, const void *A, const void *B, const void *bias, void *C,
+                bool accumulate, void *workspace, struct zt_error *err) {
+    int rc = zt_cpu_need_f32("gemm", t, err);
+    if (rc != ZT_OK) return rc;
+    return zt_gemm_run(x->gemm, op, M, N, K, A, B, bias, C, accumulate, workspace, err);
+}
+
+static int refuse_isa(const char *isa, struct zt_error *err) {
+    static const char *const known[] = {"sse2", "avx2", "avx512"};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(isa, known[i]) == 0)
+            return zt_fail(err, ZT_EUNSUPPORTED,
+                           "instruction set %s is not on this processor; leave it out to take the "
+                           "best one there is (%s)",
+                           isa, zt_vec_find(NULL)->name);
+    return zt_fail(err, ZT_EINVAL, "instruction set \"%s\" is not known; use sse2, avx2 or avx512",
+                   isa);
+}
+
+int zt_ops_cpu_create(int threads, const char *isa, const char *gemm_library,
+                      struct zt_ops_ctx **out, struct zt_error *err) {
+    *out = NULL;
+    const struct zt_vec *vec = zt_vec_find(isa);
+    if (!vec) return refuse_isa(isa, err);
+    struct zt_ops_ctx *x = calloc(1, sizeof *x);
+    if (!x) return zt_fail(err, ZT_ENOMEM, "CPU operators: no memory for the context");
+    x->vec = vec;
+    int rc = zt_pool_create(threads, zt_gemm_thread_start, &x->pool, err);
+    if (rc != ZT_OK) goto fail;
+    x->partial_sum = calloc((size_t)threads, sizeof *x->partial_sum);
+    x->scratch = calloc((size_t)threads, sizeof *x->scratch);
+    if (!x->partial_sum || !x->scratch) {
+        rc = zt_fail(err, ZT_ENOMEM, "CPU operators: no memory for %d threads", threads);
+        goto fail;
+    }
+    rc = zt_gemm_create(x->pool, vec, isa, gemm_library, &x->gemm, err);
+    if (rc != ZT_OK) goto fail;
+    snprintf(x->text, sizeof x->text, "%s, %s, %d thread%s, gemm rule %d", vec->name,
+             zt_gemm_describe(x->gemm), threads, threads == 1 ? "" : "s", ZT_GEMM_RULE_VERSION);
+    *out = x;
+    return ZT_OK;
+fail:
+    zt_ops_cpu_destroy(x);
+    return rc;
+}
+
+void zt_ops_cpu_destroy(struct zt_ops_ctx *x) {
+    if (!x) return;
+    zt_gemm_destroy(x->gemm);
+    for (int t = 0; x->scratch && x->pool && t < zt_pool_threads(x->pool); t++) free(x->scratch[t]);
+    free(x->scratch);
+    free(x->partial_sum);
+    zt_pool_destroy(x->pool);
+    free(x);
+}
+
+const char *zt_ops_cpu_describe(const struct zt_ops_ctx *x) { return x->text; }
+
+const struct zt_ops *zt_ops_cpu(void) {
+    static const struct zt_ops table = {
+        .device = "cpu",
+        .gemm_workspace = gemm_workspace,
+        .gemm = gemm,
+        .bias_backward_workspace = zt_cpu_bias_backward_workspace,
+        .bias_backward = zt_cpu_bias_backward,
+        .embedding_forward = zt_cpu_embedding_forward,
+        .embedding_backward = zt_cpu_embedding_backward,
+        .layernorm_forward = zt_cpu_layernorm_forward,
+        .layernorm_backward_workspace = zt_cpu_layernorm_backward_workspace,
+        .layernorm_backward = zt_cpu_layernorm_backward,
+        .gelu_forward = zt_cpu_gelu_forward,
+        .gelu_backward = zt_cpu_gelu_backward,
+        .attention_workspace = zt_cpu_attention_workspace,
+        .attention_forward = zt_cpu_attention_forward,
+        .attention_backward_workspace = zt_cpu_attention_backward_workspace,
+        .attention_backward = zt_cpu_attention_backward,
+        .cross_entropy = zt_cpu_cross_entropy,
+        .adamw = zt_cpu_adamw,
+        .sum_squares = zt_cpu_sum_squares,
+        .sum_values = zt_cpu_sum_values,
+        .add = zt_cpu_add,
+        .scale = zt_cpu_scale,
+        .fill = zt_cpu_fill,
+        .copy = zt_cpu_copy,
+        .cast = zt_cpu_cast,
+        .fill_normal = zt_cpu_fill_normal,
+    };
+    return &table;
+}

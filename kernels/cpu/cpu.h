@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels/cpu/cpu.h: what the files of the CPU backend share: the context and the operators that
+ * cpu.c puts in the table. The contract of each operator is in kernels/ops.h. */
+#ifndef ZT_KERNELS_CPU_CPU_H
+#define ZT_KERNELS_CPU_CPU_H
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/ops.h"
+
+struct zt_ops_ctx {
+    struct zt_pool *pool;
+    const struct zt_vec *vec;
+    struct zt_gemm *gemm;
+    struct zt_fixsum *partial_sum; /* one a thread */
+    float **scratch;               /* one a thread, for attention; grows, outside the allocator */
+    size_t scratch_floats;
+    char text[256];
+};
+
+/* ZT_EUNSUPPORTED, naming the operator, unless t is fp32. */
+int zt_cpu_need_f32(const char *op, enum zt_dtype t, struct zt_error *err);
+
+/* Runs fn over [0, n) in pieces of `grain` elements (grain a multiple of 16: the cut, and so the
+ * tails, depend on n alone). */
+typedef void zt_cpu_range_fn(void *arg, int64_t first, int64_t count, int thread);
+void zt_cpu_range(struct zt_ops_ctx *x, int64_t n, int64_t grain, zt_cpu_range_fn *fn, void *arg);
+
+/* Rows of a block of a reduction over N rows: at most 32 blocks, of at least 32 rows. */
+int64_t zt_cpu_block_rows(int64_t N);
+
+/* elementwise.c */
+int zt_cpu_add(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *a, const void *b,
+               int64_t n, struct zt_error *err);
+int zt_cpu_scale(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float factor, int64_t n,
+                 struct zt_error *err);
+int zt_cpu_fill(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float value, int64_t n,
+                struct zt_error *err);
+int zt_cpu_copy(struct zt_ops_ctx *x, void *dst, const void *src, size_t bytes,
+                struct zt_error *err);
+int zt_cpu_cast(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
+                enum zt_dtype st, int64_t n, struct zt_error *err);
+int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
+                       uint32_t tensor, uint64_t first, int64_t n, double std,
+                       struct zt_error *err);
+int zt_cpu_gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                        struct zt_error *err);
+int zt_cpu_gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
+                         const void *dout, int64_t n, struct zt_error *err);
+
+/* optim.c */
+int zt_cpu_adamw(struct zt_ops_ctx *x, float *p, float *m, float *v, const void *g,
+                 enum zt_dtype gt, void *param16, enum zt_dtype pt, int64_t n,
+                 const struct zt_adamw_params *a, struct zt_error *err);
+int zt_cpu_sum_squares(struct zt_ops_ctx *x, enum zt_dtype t, const void *g, int64_t n,
+                       struct zt_fixsum *s, struct zt_error *err);
+int zt_cpu_sum_values(struct zt_ops_ctx *x, const float *v, int64_t n, struct zt_fixsum *s,
+                      struct zt_error *err);
+
+/* layers.c */
+size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C);
+int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *db, const void *dy, int64_t N,
+                         int64_t C, bool accumulate, void *workspace, struct zt_error *err);
+int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
+                             const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
+                             int64_t T, int64_t C, int64_t V, struct zt_error *err);
+int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dwte, void *dwpe,
+                              const void *dout, const int32_t *tokens, int64_t B, int64_t T,
+                              int64_t C, int64_t V, struct zt_error *err);
+int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *mean,
+                             float *rstd, const void *in, const void *residual, void *sum,
+                             const void *weight, const void *bias, int64_t N, int64_t C, double eps,
+                             struct zt_error *err);
+size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C);
+int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, void *dweight,
+                              void *dbias, const void *dout, const void *in, const void *weight,
+                              const float *mean, const float *rstd, int64_t N, int64_t C,
+                              bool accumulate_dx, void *workspace, struct zt_error *err);
+int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
+                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
+                         struct zt_error *err);
+
+/* attention.c */
+size_t zt_cpu_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);
+int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
+                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
+                             void *workspace, struct zt_error *err);
+size_t zt_cpu_attention_backward_workspace(int64_t B, int64_t T, int64_t H, int64_t D,
+                                           enum zt_dtype t);
+int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
+                              const void *qkv, const void *out, const float *lse, int64_t B,
+                              int64_t T, int64_t H, int64_t D, void *workspace,
+                              struct zt_error *err);
+
+#endif
