@@ -25,27 +25,33 @@ struct zt_client_config {
     bool reconnect;            /* false: the first failure is final */
     void *arg;
     void (*on_connected)(void *arg, uint64_t epoch, bool epoch_changed);
-    /* will_retry false: given up (authentication, version, or reconnect off); err says why */
+    /* After every lost connection and every attempt that failed. will_retry false: given up
+     * (authentication, version, or reconnect off); err says why. Any callback may be NULL. */
     void (*on_disconnected)(void *arg, bool will_retry, const struct zt_error *err);
     void (*on_push)(void *arg, const Zt__Envelope *env);   /* request_id 0 */
 };
-typedef void (*zt_reply_fn)(void *arg, const Zt__Envelope *reply /* NULL on failure */,
-                            const struct zt_error *err);
+/* reply NULL: no answer, err says why. Else err is NULL when the reply's code is OK and filled from
+ * the reply when not. */
+typedef void (*zt_reply_fn)(void *arg, const Zt__Envelope *reply, const struct zt_error *err);
 int zt_client_open(uv_loop_t *loop, const struct zt_client_config *c, struct zt_client **out,
                    struct zt_error *err);
-/* Takes env's body (packed at once; request_id is set here). timeout_s 0 = none. The reply's code != OK
- * arrives as reply != NULL with err filled from it. */
+/* Takes env's body (packed at once; request_id is set here). timeout_s 0 = none. A request made while
+ * there is no connection waits for one; after giving up ZT_EUNREACHABLE is returned. */
 int zt_client_request(struct zt_client *c, Zt__Envelope *env, bool retry, double timeout_s,
                       zt_reply_fn fn, void *arg, struct zt_error *err);
 size_t zt_client_pending(const struct zt_client *c);
 bool zt_client_is_connected(const struct zt_client *c);
+/* Pending requests are answered with ZT_ECANCELLED inside this call; closed may be NULL. */
 void zt_client_close(struct zt_client *c, void (*closed)(void *arg), void *arg);
 
 /* Blocking form for zctl: its own loop, one request at a time. *reply belongs to the caller:
- * zt_envelope_free(reply, arena). Reply codes != OK come back as the matching zt_code and message. */
+ * zt_envelope_free(reply, arena). Reply codes != OK come back as the matching zt_code and message.
+ * A connection lost between two calls is opened again by the next one; one lost during a call is
+ * ZT_EUNREACHABLE. timeout_s 0 = none. */
 struct zt_call;
 int zt_call_open(const char *host, int port, const struct zt_token *t, const char *principal,
                  double timeout_s, struct zt_call **out, struct zt_error *err);
+uint64_t zt_call_epoch(const struct zt_call *c); /* of the coordinator */
 int zt_call(struct zt_call *c, Zt__Envelope *env, double timeout_s, Zt__Envelope **reply, void **arena,
             struct zt_error *err);
 void zt_call_close(struct zt_call *c);
@@ -58,27 +64,40 @@ struct zt_server_config {
     uint64_t epoch; const char *version;
     void *arg;
     void (*on_open)(void *arg, struct zt_peer *p);          /* after the hello */
-    /* Every request. The handler answers now or later with zt_peer_reply; env lives only during the
-     * call. peer stays valid until on_close. */
+    /* Every request after the hello with a known body; others are answered UNIMPLEMENTED here. The
+     * handler answers now or later with zt_peer_reply; env lives only during the call. peer stays
+     * valid until on_close, which comes for every on_open. */
     void (*on_request)(void *arg, struct zt_peer *p, const Zt__Envelope *env);
     void (*on_close)(void *arg, struct zt_peer *p);
 };
 int zt_server_open(uv_loop_t *loop, const struct zt_server_config *c, struct zt_server **out,
                    struct zt_error *err);
 int zt_server_port(const struct zt_server *s);
+struct zt_server_stats {
+    uint64_t accepted, opened, closed;      /* connections; opened = hello accepted */
+    uint64_t refused_auth, refused_version, malformed, timed_out, evicted, overflowed, unimplemented;
+    uint64_t requests;                      /* handed to on_request */
+    uint64_t accept_errors;                 /* no descriptors left */
+    size_t peers, unauthenticated;          /* now */
+};
+void zt_server_stats(const struct zt_server *s, struct zt_server_stats *out);
+/* Every peer is closed first (with on_close), then closed(arg); closed may be NULL. */
 void zt_server_close(struct zt_server *s, void (*closed)(void *arg), void *arg);
 
 Zt__Role zt_peer_role(const struct zt_peer *p);
 const char *zt_peer_name(const struct zt_peer *p); /* principal and address, for logs */
 void zt_peer_set_data(struct zt_peer *p, void *data);
 void *zt_peer_data(const struct zt_peer *p);
-/* env's body with request_id of the request; over the output cap the peer is dropped. */
+/* env's body, code and message with the request_id of the request; over the output cap the peer is
+ * dropped. A reply that cannot be packed is answered with INTERNAL in its place. After a drop these
+ * return ZT_EUNREACHABLE and do nothing. */
 int zt_peer_reply(struct zt_peer *p, uint64_t request_id, Zt__Envelope *env, struct zt_error *err);
 int zt_peer_reply_error(struct zt_peer *p, uint64_t request_id, int zt_code, const char *message);
 int zt_peer_push(struct zt_peer *p, Zt__Envelope *env, struct zt_error *err);
 void zt_peer_drop(struct zt_peer *p);
 
-/* Code <-> zt_code: Code = -zt_code for the shared part. */
+/* Code <-> zt_code: Code = -zt_code for the shared part. zt_code_to_wire also takes -23..-25
+ * (UNIMPLEMENTED, STALE_GENERATION, SUPERSEDED), which come back as EUNSUPPORTED and ECONFLICT. */
 int zt_code_from_wire(Zt__Code c);
 Zt__Code zt_code_to_wire(int zt_code);
 
