@@ -188,7 +188,7 @@ static const struct zt_device_ops cpu_ops = {
     .stream_wait_event = zt_cpu_stream_wait_event,
     .event_done = zt_cpu_event_done,
     .now_ns = zt_cpu_now_ns,
-    .copy = zt_cpu_copy,
+    .copy = zt_cpu_stream_copy,
 };
 
 static int map_memory(struct cpu_device *d, struct zt_error *err) {

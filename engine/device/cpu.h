@@ -20,7 +20,7 @@ int zt_cpu_event_record(struct zt_event *e, struct zt_stream *s, struct zt_error
 int zt_cpu_stream_wait_event(struct zt_stream *s, struct zt_event *e, int64_t *stalled_ns,
                              struct zt_error *err);
 bool zt_cpu_event_done(struct zt_event *e);
-int zt_cpu_copy(struct zt_stream *s, void *dst, const void *src, size_t bytes,
+int zt_cpu_stream_copy(struct zt_stream *s, void *dst, const void *src, size_t bytes,
                 struct zt_error *err);
 
 #endif

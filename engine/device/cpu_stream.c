@@ -276,7 +276,7 @@ int zt_cpu_submit(struct zt_stream *s, int (*fn)(void *, struct zt_error *), voi
     return report(s, err);
 }
 
-int zt_cpu_copy(struct zt_stream *s, void *dst, const void *src, size_t bytes,
+int zt_cpu_stream_copy(struct zt_stream *s, void *dst, const void *src, size_t bytes,
                 struct zt_error *err) {
     struct item it = {.kind = ITEM_COPY, .copy = {dst, src, bytes}};
     if (s->threaded) return push(s, it, err);
