@@ -22,25 +22,49 @@
 #define ZT_SPEC_MAX_DEPTH 16
 #define ZT_NAME_MAX 63       /* [a-z0-9][a-z0-9._-]{0,62} */
 #define ZT_PATH_MAX 1024
+#define ZT_SPEC_MAX_KEYS 160 /* rows of the schema table, at most */
+#define ZT_SPEC_MAX_LIST 16  /* items of a list in run.yaml */
 
 enum zt_wrap { ZT_WRAP_BLOCK = 0, ZT_WRAP_N, ZT_WRAP_PART };
 enum zt_reshard { ZT_RESHARD_DEFAULT = 0, ZT_RESHARD_TRUE, ZT_RESHARD_FALSE, ZT_RESHARD_INT };
 enum zt_tokenizer { ZT_TOKENIZER_BYTES = 0, ZT_TOKENIZER_NONE };
 enum zt_state_init { ZT_STATE_EAGER = 0, ZT_STATE_LAZY };
 enum zt_tail { ZT_TAIL_SHORT = 0, ZT_TAIL_DROP };
+enum zt_average { ZT_AVERAGE_TOKEN = 0, ZT_AVERAGE_SAMPLE, ZT_AVERAGE_SQUARE };
+enum zt_recompute { ZT_RECOMPUTE_NONE = 0, ZT_RECOMPUTE_SELECTIVE, ZT_RECOMPUTE_FULL };
+enum zt_rope_scaling { ZT_ROPE_NONE = 0, ZT_ROPE_LLAMA3 };
+enum zt_scaler { ZT_SCALER_TORCH = 0, ZT_SCALER_DEEPSPEED };
+enum zt_nonfinite { ZT_NONFINITE_ABORT = 0, ZT_NONFINITE_SKIP };
+
+struct zt_strings { int n; char item[ZT_SPEC_MAX_LIST][64]; };
+struct zt_labels { int n; struct { char key[64], value[64]; } item[ZT_SPEC_MAX_LIST]; };
+struct zt_sources { int n; struct { char path[ZT_PATH_MAX]; double weight; } item[ZT_SPEC_MAX_LIST]; };
 
 struct zt_spec {
     int version;
     char name[ZT_NAME_MAX + 1];
+    struct zt_labels labels;
     int priority;                 /* 0..100 */
     int workers;                  /* 0 = not given: product of the degrees, else what is there */
-    struct { char device[16]; double memory_gib; } requirements;
+    int workers_min, workers_max; /* elastic; 0 = not given */
+    struct {
+        char device[16], gpu_name[64];
+        double memory_gib;        /* at least; 0 = any */
+        struct zt_strings exclude;
+    } requirements;
     char preset[64];              /* "" when the model is given by its fields */
     struct zt_model_config model; /* complete after parsing */
     struct {
-        char path[ZT_PATH_MAX];
+        enum zt_rope_scaling type;
+        double factor, low_freq_factor, high_freq_factor;
+        int64_t original_max;
+    } rope_scaling;
+    char init_from[ZT_PATH_MAX];  /* "fresh", a folder, "run:ID@N" */
+    struct {
+        char path[ZT_PATH_MAX];   /* "" when sources are given */
+        struct zt_sources sources;
         enum zt_tokenizer tokenizer;
-        bool shuffle, drop_last;
+        bool shuffle, drop_last, document_masks;
         uint64_t seed;
     } dataset;
     struct {
@@ -56,14 +80,23 @@ struct zt_spec {
         int64_t global_batch_size; /* sequences per update; 0 = local x K_dp */
         enum zt_tail accumulation_tail;
         uint64_t seed;
+        struct zt_strings trainable;
+        struct { bool enabled; int64_t rank; double alpha; struct zt_strings targets; } lora;
     } training;
+    struct { enum zt_average average; int64_t chunk_tokens; } loss;
     struct {
+        char name[16];
         double lr, beta1, beta2, eps, weight_decay, max_norm;
         bool decay_1d;
         enum zt_state_init state_init;
     } optimizer;
     struct { int64_t warmup_steps; enum zt_decay decay_type; double decay_ratio, min_lr_factor; } lr_scheduler;
-    struct { char recipe[24]; enum zt_dtype reduce_dtype; } precision;
+    struct {
+        char recipe[24];
+        enum zt_dtype reduce_dtype;
+        enum zt_scaler scaler;
+        enum zt_nonfinite nonfinite;
+    } precision;
     struct {
         enum zt_mode mode; bool mode_given;
         int replicate, shard, tensor;      /* -1 = fill */
@@ -76,6 +109,13 @@ struct zt_spec {
         int max_inflight_reduces;
         int64_t persistence_threshold;
     } parallelism;
+    struct { enum zt_recompute mode; int64_t every; } activation_checkpoint;
+    struct {
+        bool enabled;
+        char folder[ZT_PATH_MAX], load[ZT_PATH_MAX];
+        int64_t interval, keep_latest_k, keep_every;
+        bool on_preempt;
+    } checkpoint;
     struct { double limit_gib; bool expandable_segments; double max_split_size_mib, gc_threshold; } memory;
     struct { double init_timeout_seconds, train_timeout_seconds; int64_t trace_buf_size; } comm;
     struct { int max_restarts; double backoff_initial, backoff_max; int no_progress_limit; } restart;
@@ -84,7 +124,10 @@ struct zt_spec {
 
     char *verbatim;               /* the file's bytes, for the record */
     size_t verbatim_bytes;
-    char normalised_hash[33];     /* XXH3-128 of zt_spec_normalise's text, hex */
+    char normalised_hash[33];     /* XXH3-128, hex, of zt_spec_normalise's text right after parsing */
+
+    /* Where each key of the schema was read, by its row: line 0 = not given, column 0 = --set. */
+    struct { uint32_t line, column; } mark[ZT_SPEC_MAX_KEYS];
 };
 
 /* Parses and checks everything that does not need the number of workers. `file` names the input in
@@ -93,7 +136,8 @@ struct zt_spec {
 int zt_spec_parse(const char *text, size_t bytes, const char *file, const char *const *overrides,
                   int n_overrides, struct zt_spec *spec, struct zt_error *err);
 
-/* Fills the degrees left open for `workers` workers and runs the cross-checks that need them:
+/* Fills the degrees left open for `workers` workers (0: `workers:` of the file, else the product of
+ * the degrees when all are given) and runs the cross-checks that need them:
  * product = workers, batch divisibility, heads % t, .... After it spec->workers, parallelism.*
  * and training.global_batch_size hold final numbers. */
 int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct zt_error *err);

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/spec_check.c: the list of problems, and every rule of run.yaml that ties values together.
+ * Pure; works on the caller's structs only. */
+#include "core/spec_schema.h"
+#include <ctype.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include "core/units.h"
+
+/* ---------------------------------------------------------------------------------- problems */
+
+static void append(struct zt_problems *p, const char *line) {
+    size_t n = strlen(line);
+    if (p->n++ >= ZT_PROBLEMS_MAX || p->used + n + 2 > sizeof p->text)
+        return;
+    if (p->used)
+        p->text[p->used++] = '\n';
+    memcpy(p->text + p->used, line, n + 1);
+    p->used += n;
+}
+
+static void add_problem(struct zt_problems *p, uint32_t line, uint32_t column, const char *path,
+                        const char *why) {
+    char text[700];
+    if (line == 0)
+        snprintf(text, sizeof text, "%s: %s: %s", p->file, path, why);
+    else if (column == 0)
+        snprintf(text, sizeof text, "--set %s: %s", path, why);
+    else
+        snprintf(text, sizeof text, "%s:%u:%u: %s: %s", p->file, line, column, path, why);
+    append(p, text);
+}
+
+void zt_problem_at(struct zt_problems *p, uint32_t line, uint32_t column, const char *path,
+                   const char *fmt, ...) {
+    char why[600];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    add_problem(p, line, column, path, why);
+}
+
+void zt_problem(struct zt_problems *p, int key, const char *fmt, ...) {
+    char why[600];
+    va_list ap;
+    if (p->key_bad[key])
+        return;
+    p->key_bad[key] = true;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    int at = key;
+    while (at >= 0 && p->spec->mark[at].line == 0)
+        at = zt_schema_parent(at);
+    uint32_t line = at >= 0 ? p->spec->mark[at].line : 0;
+    uint32_t column = at >= 0 ? p->spec->mark[at].column : 0;
+    /* A key that is not there because of its section: the section's place, but never "--set". */
+    if (at != key && column == 0)
+        line = 0;
+    add_problem(p, line, column, zt_schema_key(key)->path, why);
+}
+
+int zt_problems_end(struct zt_problems *p, struct zt_error *err) {
+    if (p->n == 0)
+        return 0;
+    if (p->n > ZT_PROBLEMS_MAX)
+        return zt_fail(err, ZT_EINVAL, "%s\n(and %d more)", p->text, p->n - ZT_PROBLEMS_MAX);
+    return zt_fail(err, ZT_EINVAL, "%s", p->text);
+}
+
+/* ---------------------------------------------------------------------------------- helpers */
+
+static int row(const char *path) {
+    int i = zt_schema_find(path);
+    ZT_ASSERT(i >= 0);
+    return i;
+}
+
+static bool given(const struct zt_spec *s, const char *path) { return s->mark[row(path)].line != 0; }
+
+#define PROBLEM(p, path, ...) zt_problem(p, row(path), __VA_ARGS__)
+#define LL(v) ((long long)(v))
+
+/* Given, and not what it would be by default. */
+static bool changed(const struct zt_spec *s, const char *path) {
+    char text[ZT_SCHEMA_TEXT];
+    const struct zt_key *k = zt_schema_key(row(path));
+    if (!given(s, path))
+        return false;
+    return !k->fallback || strcmp(zt_schema_text(s, k, text, sizeof text), k->fallback) != 0;
+}
+
+/* ---------------------------------------------------------------------------------- alone */
+
+static bool name_ok(const char *s) {
+    if (!(islower((unsigned char)s[0]) || isdigit((unsigned char)s[0])))
+        return false;
+    for (; *s; s++)
+        if (!(islower((unsigned char)*s) || isdigit((unsigned char)*s) || strchr("._-", *s)))
+            return false;
+    return true;
+}
+
+static void check_run(struct zt_problems *p, const struct zt_spec *s) {
+    char show[80];
+    if (s->name[0] && !name_ok(s->name))
+        PROBLEM(p, "name",
+                "\"%s\" is not a run name: lower-case letters, digits, '.', '_' and '-', the first a "
+                "letter or a digit, at most %d",
+                zt_value_show(s->name, show, sizeof show), ZT_NAME_MAX);
+    if (s->workers_min > 0 && s->workers_max > 0 && s->workers_min > s->workers_max)
+        PROBLEM(p, "workers.min", "%d is above workers.max %d", s->workers_min, s->workers_max);
+}
+
+static void check_data(struct zt_problems *p, const struct zt_spec *s) {
+    bool path = s->dataset.path[0] != 0, sources = s->dataset.sources.n > 0;
+    if (!path && !sources)
+        PROBLEM(p, "dataset.path", "missing; give the file, folder or glob to train on");
+    if (path && sources)
+        PROBLEM(p, "dataset.sources", "given together with dataset.path; give one of them");
+    if (s->dataset.tokenizer == ZT_TOKENIZER_BYTES && s->model.vocab_size > 0 &&
+        s->model.vocab_size < 256)
+        PROBLEM(p, "model.vocab_size",
+                "%lld is too small for tokenizer bytes, whose ids go up to 255; give 256 or more",
+                LL(s->model.vocab_size));
+    if (!s->validation.enabled)
+        return;
+    if (!s->validation.path[0] && s->validation.fraction <= 0)
+        PROBLEM(p, "validation.path", "missing; give path, or fraction (0.1 keeps a tenth)");
+    if (s->validation.path[0] && s->validation.fraction > 0)
+        PROBLEM(p, "validation.fraction", "given together with validation.path; give one of them");
+    if (s->training.steps > 0 && s->validation.every_steps > s->training.steps)
+        PROBLEM(p, "validation.every_steps", "%lld is never reached in %lld steps",
+                LL(s->validation.every_steps), LL(s->training.steps));
+}
+
+static void check_training(struct zt_problems *p, const struct zt_spec *s) {
+    int64_t local = s->training.local_batch_size, global = s->training.global_batch_size;
+    if (s->training.steps == 0 && s->training.epochs == 0)
+        PROBLEM(p, "training.steps", "missing; give steps or epochs");
+    if (s->training.steps > 0 && s->training.epochs > 0)
+        PROBLEM(p, "training.epochs", "given together with training.steps; give one of them");
+    if (s->training.seq_len > s->model.seq_len_max && s->model.seq_len_max > 0)
+        PROBLEM(p, "training.seq_len", "%lld is longer than the model's seq_len_max %lld",
+                LL(s->training.seq_len), LL(s->model.seq_len_max));
+    if (global > 0 && local > 0 && global < local)
+        PROBLEM(p, "training.global_batch_size",
+                "%lld sequences are fewer than one local_batch_size of %lld", LL(global), LL(local));
+    if (s->training.epochs == 0 && changed(s, "training.accumulation_tail"))
+        PROBLEM(p, "training.accumulation_tail", "is read with training.epochs only; with steps, "
+                "windows run on across epochs");
+}
+
+static void check_schedule(struct zt_problems *p, const struct zt_spec *s) {
+    int64_t warmup = s->lr_scheduler.warmup_steps, steps = s->training.steps;
+    if (steps > 0 && warmup > steps)
+        PROBLEM(p, "lr_scheduler.warmup_steps", "%lld is more than training.steps %lld", LL(warmup),
+                LL(steps));
+    if (s->lr_scheduler.decay_type != ZT_DECAY_CONSTANT)
+        return;
+    static const char *const unused[] = {"lr_scheduler.decay_ratio", "lr_scheduler.min_lr_factor"};
+    for (int i = 0; i < 2; i++)
+        if (changed(s, unused[i]))
+            PROBLEM(p, unused[i], "has no effect with decay_type constant; choose linear, cosine "
+                    "or sqrt, or leave it out");
+}
+
+static void check_mode(struct zt_problems *p, const struct zt_spec *s) {
+    static const char *const gathered[] = {
+        "parallelism.reshard_after_forward", "parallelism.persistence_threshold",
+        "parallelism.prefetch", "parallelism.no_sync"};
+    enum zt_mode mode = s->parallelism.mode;
+    if (mode == ZT_DDP && s->parallelism.shard > 1)
+        PROBLEM(p, "parallelism.data_parallel_shard_degree",
+                "%d with mode ddp, which keeps everything whole; give 1 (its replicas are "
+                "data_parallel_replicate_degree) or another mode",
+                s->parallelism.shard);
+    for (int i = 0; i < 4 && mode != ZT_ZERO3 && mode != ZT_FSDP; i++)
+        if (changed(s, gathered[i]))
+            PROBLEM(p, gathered[i], "has no effect with mode %s; only zero3 and fsdp read it",
+                    zt_mode_name(mode));
+    if (s->parallelism.sequence_parallel && s->parallelism.tensor == 1)
+        PROBLEM(p, "parallelism.sequence_parallel",
+                "true needs a tensor_parallel_degree above 1");
+    if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.tensor > 1)
+        PROBLEM(p, "parallelism.reshard_after_forward",
+                "%d with tensor_parallel_degree %d; a number needs tensor_parallel_degree 1",
+                s->parallelism.reshard_int, s->parallelism.tensor);
+}
+
+static void check_service(struct zt_problems *p, const struct zt_spec *s) {
+    if (s->checkpoint.enabled && s->checkpoint.keep_latest_k == 1)
+        PROBLEM(p, "checkpoint.keep_latest_k",
+                "1 would leave nothing to fall back on; give 0 (all) or 2 and more");
+    if (s->checkpoint.enabled && given(s, "checkpoint.interval") && s->training.steps > 0 &&
+        s->checkpoint.interval >= s->training.steps)
+        PROBLEM(p, "checkpoint.interval", "%lld is not below training.steps %lld",
+                LL(s->checkpoint.interval), LL(s->training.steps));
+    double progress = s->timeouts.progress > 0 ? s->timeouts.progress : 10;
+    if (s->comm.train_timeout_seconds <= progress)
+        PROBLEM(p, "comm.train_timeout_seconds",
+                "%g must be above timeouts.progress (%s%g), so that a hang is found before its "
+                "consequences",
+                s->comm.train_timeout_seconds, s->timeouts.progress > 0 ? "" : "auto: at least ",
+                progress);
+    if (s->restart.backoff_initial > s->restart.backoff_max)
+        PROBLEM(p, "restart.backoff_seconds.initial", "%g is above restart.backoff_seconds.max %g",
+                s->restart.backoff_initial, s->restart.backoff_max);
+    const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
+    if (r && r->compute != ZT_F32 && !given(s, "precision.reduce_dtype"))
+        PROBLEM(p, "precision.reduce_dtype",
+                "missing; recipe %s computes in 16 bits, so say in which format gradients are summed "
+                "(fp32 is the safe one)",
+                s->precision.recipe);
+}
+
+static void check_model(struct zt_problems *p, const struct zt_spec *s) {
+    struct zt_error err;
+    if (s->model.family == ZT_GPT2) {
+        for (int i = 0; i < zt_schema_count(); i++)
+            if ((zt_schema_key(i)->flags & ZT_KEY_LLAMA) && s->mark[i].line != 0)
+                zt_problem(p, i, "is read by the llama family only; this model is gpt2");
+    }
+    for (int i = 0; i < zt_schema_count(); i++)
+        if (strncmp(zt_schema_key(i)->path, "model", 5) == 0 && p->key_bad[i])
+            return; /* its numbers are not all there */
+    if (zt_model_config_check(&s->model, &err) == 0)
+        return;
+    char path[64];
+    const char *colon = strstr(err.msg, ": ");
+    snprintf(path, sizeof path, "%.*s", colon ? (int)(colon - err.msg) : 0, err.msg);
+    int key = zt_schema_find(path);
+    if (key >= 0)
+        zt_problem(p, key, "%s", colon + 2);
+    else
+        PROBLEM(p, "model", "%s", err.msg);
+}
+
+void zt_check_alone(struct zt_problems *p, const struct zt_spec *s) {
+    check_run(p, s);
+    check_model(p, s);
+    check_data(p, s);
+    check_training(p, s);
+    check_schedule(p, s);
+    check_mode(p, s);
+    check_service(p, s);
+}
+
+/* ---------------------------------------------------------------------------------- mesh */
+
+int64_t zt_spec_workers_known(const struct zt_spec *s) {
+    if (s->workers > 0)
+        return s->workers;
+    int shard = s->parallelism.mode == ZT_DDP ? 1 : s->parallelism.shard;
+    if (s->parallelism.replicate > 0 && shard > 0)
+        return (int64_t)s->parallelism.replicate * shard * s->parallelism.tensor;
+    return 0;
+}
+
+/* "1 2 4 8": the divisors of n, as many as fit. */
+static const char *divisors(int64_t n, char *buf, size_t size) {
+    size_t used = 0;
+    buf[0] = '\0';
+    for (int64_t d = 1; d <= n && d <= 65536 && used + 32 < size; d++)
+        if (n % d == 0)
+            used += (size_t)snprintf(buf + used, size - used, "%s%lld", used ? " " : "", LL(d));
+    return buf;
+}
+
+static bool degree_divides(struct zt_problems *p, const char *path, int degree, int workers) {
+    char list[128];
+    if (degree < 1 || workers % degree == 0)
+        return true;
+    PROBLEM(p, path, "%d does not divide %d workers (allowed: %s)", degree, workers,
+            divisors(workers, list, sizeof list));
+    return false;
+}
+
+/* Leaves the degrees filled; false when they cannot be. */
+static bool fill_degrees(struct zt_problems *p, struct zt_spec *s, int workers) {
+    int *r = &s->parallelism.replicate, *sh = &s->parallelism.shard, t = s->parallelism.tensor;
+    bool ddp = s->parallelism.mode == ZT_DDP;
+    bool ok = degree_divides(p, "parallelism.tensor_parallel_degree", t, workers);
+    ok = degree_divides(p, "parallelism.data_parallel_shard_degree", *sh, workers) && ok;
+    ok = degree_divides(p, "parallelism.data_parallel_replicate_degree", *r, workers) && ok;
+    if (!ok)
+        return false;
+    if (ddp && *sh < 0)
+        *sh = 1;
+    if (!ddp && *r < 0 && *sh < 0)
+        *r = 1;
+    int64_t product = (int64_t)(*r < 0 ? 1 : *r) * (*sh < 0 ? 1 : *sh) * t;
+    bool open = *r < 0 || *sh < 0;
+    if (open ? workers % product == 0 : workers == product) {
+        int rest = (int)(workers / product);
+        *r = *r < 0 ? rest : *r;
+        *sh = *sh < 0 ? rest : *sh;
+        return true;
+    }
+    const char *path = given(s, "parallelism.tensor_parallel_degree")
+                           ? "parallelism.tensor_parallel_degree"
+                       : given(s, "parallelism.data_parallel_shard_degree")
+                           ? "parallelism.data_parallel_shard_degree"
+                           : "parallelism.data_parallel_replicate_degree";
+    PROBLEM(p, path,
+            "replicate %d x shard %d x tensor %d = %lld, but there are %d workers; leave a degree out "
+            "to have it filled",
+            *r < 0 ? 1 : *r, *sh < 0 ? 1 : *sh, t, LL(product), workers);
+    return false;
+}
+
+static void check_batch(struct zt_problems *p, struct zt_spec *s) {
+    int64_t local = s->training.local_batch_size, global = s->training.global_batch_size;
+    int64_t dp = (int64_t)s->parallelism.replicate * s->parallelism.shard, step = local * dp;
+    if (local < 1 || global < 0)
+        return;
+    if (global == 0) {
+        s->training.global_batch_size = step;
+        return;
+    }
+    if (global % step == 0)
+        return;
+    int64_t below = global / step * step;
+    char near[64];
+    if (below > 0)
+        snprintf(near, sizeof near, "%lld or %lld", LL(below), LL(below + step));
+    else
+        snprintf(near, sizeof near, "%lld", LL(step));
+    PROBLEM(p, "training.global_batch_size",
+            "%lld is not a multiple of local_batch_size %lld x %lld data-parallel ranks = %lld; give "
+            "%s, or another local_batch_size",
+            LL(global), LL(local), LL(dp), LL(step), near);
+}
+
+static void check_tensor(struct zt_problems *p, const struct zt_spec *s) {
+    int t = s->parallelism.tensor;
+    const struct { const char *path; int64_t value; } row_of[] = {
+        {"model.heads", s->model.heads},
+        {"model.kv_heads", s->model.kv_heads},
+        {"model.ffn_dim", s->model.ffn_dim},
+        {"training.seq_len", s->parallelism.sequence_parallel ? s->training.seq_len : t},
+    };
+    for (int i = 0; i < 4; i++)
+        if (row_of[i].value % t != 0)
+            PROBLEM(p, row_of[i].path, "%lld is not divisible by tensor_parallel_degree %d",
+                    LL(row_of[i].value), t);
+}
+
+void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
+    if (s->workers > 0 && s->workers != workers) {
+        PROBLEM(p, "workers", "the run file asks for %d, but there are %d; change one of them",
+                s->workers, workers);
+        return;
+    }
+    if (!fill_degrees(p, s, workers))
+        return;
+    s->workers = workers;
+    check_batch(p, s);
+    check_tensor(p, s);
+    if (s->parallelism.reshard == ZT_RESHARD_INT &&
+        s->parallelism.shard % s->parallelism.reshard_int != 0) {
+        char list[128];
+        PROBLEM(p, "parallelism.reshard_after_forward",
+                "%d does not divide the shard degree %d (allowed: %s)", s->parallelism.reshard_int,
+                s->parallelism.shard, divisors(s->parallelism.shard, list, sizeof list));
+    }
+}
+
+/* ---------------------------------------------------------------------------------- this version */
+
+static void check_not_yet(struct zt_problems *p, const struct zt_spec *s,
+                          const struct zt_not_yet *no) {
+    char text[ZT_SCHEMA_TEXT], show[80];
+    int i = row(no->path);
+    const struct zt_key *k = zt_schema_key(i);
+    if (!no->only) {
+        const bool *there = (const bool *)(const void *)((const char *)s + k->offset);
+        if (*there)
+            zt_problem(p, i, "not in this version; leave the section out");
+        return;
+    }
+    zt_schema_text(s, k, text, sizeof text);
+    if (strcmp(text, no->only) == 0)
+        return;
+    zt_value_show(text, show, sizeof show);
+    if (strcmp(no->path, "model.family") == 0 && s->mark[i].line == 0)
+        PROBLEM(p, "model.preset", "\"%s\" is of the %s family, which is not in this version; use a "
+                "gpt2 preset", s->preset, show);
+    else if (!no->only[0])
+        zt_problem(p, i, "not in this version; leave it out");
+    else
+        zt_problem(p, i, "\"%s\" is not in this version (only %s)", show, no->only);
+}
+
+void zt_check_supported(struct zt_problems *p, const struct zt_spec *s) {
+    for (int i = 0; zt_schema_not_yet(i); i++)
+        check_not_yet(p, s, zt_schema_not_yet(i));
+}
