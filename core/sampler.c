@@ -18,9 +18,10 @@ static int64_t samples_per_rank(int64_t n, int64_t world, bool drop_last) {
     return n < world ? 0 : zt_ceil_div(n - world, world);
 }
 
-/* perm holds 0..n-1 (shuffled or not) in its first min(n, list) places: extend by repetition. */
+/* All n ids come first even when the list is cut: a cursor taken under another world size may go on
+ * past the cut. Places after them repeat the list from the front. */
 static int fill_epoch(struct zt_sampler *s, struct zt_error *err) {
-    int64_t list = s->per_rank * s->world;
+    int64_t list = s->per_rank * s->world > s->n ? s->per_rank * s->world : s->n;
     if (!s->shuffle) {
         for (int64_t i = 0; i < list; i++)
             s->perm[i] = i % s->n;

@@ -15,7 +15,8 @@ struct zt_sampler {
     uint64_t seed;
     int64_t epoch;
     int64_t per_rank; /* samples per rank and epoch */
-    int64_t *perm;    /* the epoch's list of per_rank * world (padded or cut) global sample ids */
+    int64_t *perm;    /* the epoch's list: the first per_rank * world places are its global sample
+                         ids; at least n places, of which the first n are the whole permutation */
 };
 int zt_sampler_init(struct zt_sampler *s, int64_t n, int world, bool shuffle, bool drop_last,
                     uint64_t seed, struct zt_error *err);

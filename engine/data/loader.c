@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/data/loader.c: one rank's micro-batches in order, read ahead by one thread.
+ *
+ * Three slots go round: one is in the caller's hands, up to two are ready or being filled. The reader
+ * owns the plan (epoch, place in it, window) and fills slot `filled % SLOTS` while filled - given < 2;
+ * the caller takes slot `given % SLOTS`, which stays its own until its next call. Only the two
+ * counters, `stop` and a slot's hand-over are shared, all under `lock`.
+ *
+ * In an epoch the ranks stride over the list from the cursor: rank r's i-th sample is list place
+ * cursor + i * dp_size + r, so a cursor is good for any number of ranks. Epochs end short of a full
+ * micro-batch with drop_last, else the last one has fewer rows. */
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/units.h"
+#include "engine/data/internal.h"
+
+#define SLOTS 3
+
+struct slot {
+    struct zt_micro_batch batch;
+    struct zt_cursor after; /* where a new loader would go on */
+    int rc;                 /* 0; ZT_ENOTFOUND: the end; else *err */
+    struct zt_error err;
+};
+
+struct zt_loader {
+    struct zt_loader_config c;
+    int64_t samples;
+    struct zt_sampler sampler;   /* reader thread only, once it runs */
+    /* the plan: reader thread only */
+    int64_t epoch, consumed;     /* global, in this epoch */
+    int64_t epoch_rows;          /* samples this rank still has in this epoch */
+    int64_t micros_left;         /* micro-batches still to come in this epoch */
+    int64_t window_at, window_micros;
+    int32_t *raw;                /* one sample: T + 1 tokens */
+    /* shared */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t filled, given;       /* slots ever filled, slots ever handed out */
+    bool stop;
+    struct slot slot[SLOTS];
+    /* caller's thread only */
+    struct zt_cursor cursor;
+    pthread_t thread;
+    bool started;
+};
+
+/* ---- the plan ---- */
+
+/* Samples per rank, and micro-batches, from global place `consumed` of an epoch to its end. */
+static int64_t rows_left(const struct zt_loader_config *c, int64_t samples, int64_t consumed) {
+    int64_t left = samples - consumed;
+    if (left <= 0)
+        return 0;
+    return c->drop_last ? left / c->dp_size : zt_ceil_div(left, c->dp_size);
+}
+
+static int64_t micros_of(const struct zt_loader_config *c, int64_t rows) {
+    int64_t micros = c->drop_last ? rows / c->local_batch : zt_ceil_div(rows, c->local_batch);
+    if (c->epochs > 0 && c->tail == ZT_TAIL_DROP)
+        micros -= micros % c->accumulation;
+    return micros;
+}
+
+static int enter_epoch(struct zt_loader *l, int64_t epoch, int64_t consumed, struct zt_error *err) {
+    l->epoch = epoch;
+    l->consumed = consumed;
+    l->epoch_rows = rows_left(&l->c, l->samples, consumed);
+    l->micros_left = micros_of(&l->c, l->epoch_rows);
+    return zt_sampler_set_epoch(&l->sampler, epoch, err);
+}
+
+/* Goes to the next epoch that has something; ZT_ENOTFOUND after the last one. A whole epoch always has
+ * at least one global batch, so that this ends. */
+static int find_micro(struct zt_loader *l, struct zt_error *err) {
+    while (l->micros_left == 0) {
+        if (l->c.epochs > 0 && l->epoch + 1 >= l->c.epochs)
+            return ZT_ENOTFOUND;
+        int rc = enter_epoch(l, l->epoch + 1, 0, err);
+        if (rc != ZT_OK)
+            return rc;
+    }
+    return l->c.epochs > 0 && l->epoch >= l->c.epochs ? ZT_ENOTFOUND : ZT_OK;
+}
+
+static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row, struct zt_error *err) {
+    const struct zt_loader_config *c = &l->c;
+    int64_t T = c->seq_len;
+    int64_t place = l->consumed + row * c->dp_size + c->dp_index;
+    int64_t id = l->sampler.perm[place % l->samples]; /* past the end: repeated from the front */
+    int rc = zt_dataset_read(c->dataset, id, l->raw, err);
+    if (rc != ZT_OK)
+        return rc;
+    memcpy(b->tokens + row * T, l->raw, (size_t)T * sizeof *l->raw);
+    memcpy(b->targets + row * T, l->raw + 1, (size_t)T * sizeof *l->raw);
+    b->sample_ids[row] = id;
+    return ZT_OK;
+}
+
+/* The next micro-batch of the plan, into s. */
+static int fill(struct zt_loader *l, struct slot *s) {
+    struct zt_micro_batch *b = &s->batch;
+    int rc = find_micro(l, &s->err);
+    if (rc != ZT_OK)
+        return rc;
+    if (l->window_at == l->window_micros) { /* a window begins: short at the end of counted epochs */
+        l->window_at = 0;
+        l->window_micros = l->c.accumulation;
+        if (l->c.epochs > 0 && l->micros_left < l->window_micros)
+            l->window_micros = l->micros_left;
+    }
+    b->rows = l->epoch_rows < l->c.local_batch ? l->epoch_rows : l->c.local_batch;
+    b->micro = l->window_at;
+    b->window_micros = l->window_micros;
+    for (int64_t row = 0; row < b->rows; row++)
+        if ((rc = read_row(l, b, row, &s->err)) != ZT_OK)
+            return rc;
+    l->consumed += b->rows * l->c.dp_size;
+    l->epoch_rows -= b->rows;
+    l->micros_left--;
+    l->window_at++;
+    s->after = l->micros_left > 0 ? (struct zt_cursor){l->epoch, l->consumed}
+                                  : (struct zt_cursor){l->epoch + 1, 0};
+    return ZT_OK;
+}
+
+/* ---- the reader thread ---- */
+
+static void *reader(void *arg) {
+    struct zt_loader *l = arg;
+    bool more = true;
+    pthread_mutex_lock(&l->lock);
+    while (more) {
+        while (!l->stop && l->filled - l->given >= SLOTS - 1)
+            pthread_cond_wait(&l->changed, &l->lock);
+        if (l->stop)
+            break;
+        struct slot *s = &l->slot[l->filled % SLOTS];
+        pthread_mutex_unlock(&l->lock);
+        s->rc = fill(l, s);
+        more = s->rc == ZT_OK;
+        pthread_mutex_lock(&l->lock);
+        l->filled++;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+/* The thread takes no signals: they belong to the trainer's own threads. */
+static int start_reader(struct zt_loader *l, struct zt_error *err) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&l->thread, NULL, reader, l);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return zt_fail(err, ZT_EBUSY, "the data reader's thread could not be started: %s", strerror(rc));
+    pthread_setname_np(l->thread, "zt-data");
+    l->started = true;
+    return ZT_OK;
+}
+
+/* ---- the caller's side ---- */
+
+static int check(const struct zt_loader_config *c, struct zt_error *err) {
+    if (c->dp_size < 1 || c->dp_index < 0 || c->dp_index >= c->dp_size)
+        return zt_fail(err, ZT_EINVAL, "data-parallel rank %d of %d does not exist", c->dp_index, c->dp_size);
+    if (c->seq_len != zt_dataset_seq_len(c->dataset))
+        return zt_fail(err, ZT_EINVAL, "the data set was opened for sequences of %" PRId64 " tokens, the "
+                       "loader wants %" PRId64, zt_dataset_seq_len(c->dataset), c->seq_len);
+    if (c->local_batch < 1 || c->local_batch > INT32_MAX || c->accumulation < 1 ||
+        c->accumulation > INT32_MAX / c->local_batch / c->dp_size || c->epochs < 0 ||
+        c->start.epoch < 0 || c->start.consumed < 0)
+        return zt_fail(err, ZT_EINVAL, "a loader cannot have local batch %" PRId64 ", accumulation %" PRId64
+                       ", epochs %" PRId64 ", cursor (%" PRId64 ", %" PRId64 ")", c->local_batch,
+                       c->accumulation, c->epochs, c->start.epoch, c->start.consumed);
+    return zt_dataset_need(c->dataset, c->local_batch * c->accumulation * c->dp_size, "one global batch", err);
+}
+
+static int make_slots(struct zt_loader *l, struct zt_error *err) {
+    size_t rows = (size_t)l->c.local_batch, cells, bytes, raw;
+    l->raw = NULL;
+    bool ok = zt_mul_size(rows, (size_t)l->c.seq_len, &cells) && zt_mul_size(cells, sizeof(int32_t), &bytes) &&
+              zt_mul_size((size_t)l->c.seq_len + 1, sizeof(int32_t), &raw) && (l->raw = malloc(raw));
+    for (int i = 0; ok && i < SLOTS; i++) {
+        struct zt_micro_batch *b = &l->slot[i].batch;
+        b->tokens = malloc(bytes);
+        b->targets = malloc(bytes);
+        b->sample_ids = malloc(rows * sizeof(int64_t));
+        ok = b->tokens && b->targets && b->sample_ids;
+    }
+    return ok ? ZT_OK
+              : zt_fail(err, ZT_ENOMEM, "no memory for %d micro-batches of %" PRId64 " x %" PRId64 " tokens",
+                        SLOTS, l->c.local_batch, l->c.seq_len);
+}
+
+int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out, struct zt_error *err) {
+    *out = NULL;
+    int rc = check(c, err);
+    if (rc != ZT_OK)
+        return rc;
+    struct zt_loader *l = calloc(1, sizeof *l);
+    if (!l)
+        return zt_fail(err, ZT_ENOMEM, "no memory for a data loader");
+    l->c = *c;
+    l->samples = zt_dataset_samples(c->dataset);
+    l->cursor = c->start;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    rc = zt_sampler_init(&l->sampler, l->samples, c->dp_size, c->shuffle, c->drop_last, c->seed, err);
+    if (rc == ZT_OK)
+        rc = enter_epoch(l, c->start.epoch, c->start.consumed, err);
+    if (rc == ZT_OK)
+        rc = make_slots(l, err);
+    if (rc == ZT_OK)
+        rc = start_reader(l, err);
+    if (rc != ZT_OK) {
+        zt_loader_destroy(l);
+        return rc;
+    }
+    *out = l;
+    return ZT_OK;
+}
+
+int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_error *err) {
+    pthread_mutex_lock(&l->lock);
+    while (l->filled == l->given)
+        pthread_cond_wait(&l->changed, &l->lock);
+    struct slot *s = &l->slot[l->given % SLOTS];
+    int rc = s->rc;
+    if (rc == ZT_OK) { /* an end or an error stays where it is, for every later call */
+        l->given++;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (rc == ZT_OK) {
+        *b = s->batch;
+        l->cursor = s->after;
+    } else if (rc == ZT_ENOTFOUND) {
+        zt_fail(err, rc, "all %" PRId64 " epochs of the data set are done", l->c.epochs);
+    } else if (err) {
+        *err = s->err;
+    }
+    return rc;
+}
+
+int64_t zt_loader_windows(const struct zt_loader *l) {
+    if (l->c.epochs == 0)
+        return -1;
+    int64_t micros = micros_of(&l->c, rows_left(&l->c, l->samples, 0));
+    return l->c.epochs * zt_window_count(micros, l->c.accumulation, l->c.tail == ZT_TAIL_DROP);
+}
+
+struct zt_cursor zt_loader_cursor(const struct zt_loader *l) { return l->cursor; }
+
+void zt_loader_destroy(struct zt_loader *l) {
+    if (!l)
+        return;
+    if (l->started) {
+        pthread_mutex_lock(&l->lock);
+        l->stop = true;
+        pthread_cond_broadcast(&l->changed);
+        pthread_mutex_unlock(&l->lock);
+        pthread_join(l->thread, NULL);
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        free(l->slot[i].batch.tokens);
+        free(l->slot[i].batch.targets);
+        free(l->slot[i].batch.sample_ids);
+    }
+    free(l->raw);
+    zt_sampler_free(&l->sampler);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
