@@ -229,7 +229,7 @@ struct zt_recovery { /* everything that was durable; pointers are borrowed */
     const struct zt_row_rank *ranks;     size_t n_ranks;    /* newest generation of those runs */
     const int64_t *rank_step;            /* beside ranks: highest contiguous step durable in that generation */
     const struct zt_row_worker *workers; size_t n_workers;
-    const struct zt_row_key *keys;       size_t n_keys;     /* younger than 24 h */
+    const struct zt_row_key *keys;       size_t n_keys;     /* younger than 24 h, oldest first */
     const int64_t *key_age_ms;           /* beside keys */
     const int64_t *run_age_ms;           /* beside runs: since submitted */
     const int64_t *run_started_age_ms;   /* beside runs: since started_ms, -1 = never */
@@ -320,7 +320,8 @@ struct zt_effects { struct zt_effect *v; size_t n, cap; };
 void zt_effects_free(struct zt_effects *fx);
 
 /* Handles one event. fx is emptied first and keeps its memory between calls. Times must not decrease.
- * Returns 0, or ZT_ENOMEM with the machine unchanged: answer ZT_EBUSY and go on. */
+ * Returns 0, or ZT_ENOMEM with the machine unchanged: answer ZT_EBUSY and go on. START also returns ZT_EBUSY
+ * when the recovered rows do not fit max_workers and max_runs. */
 int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now_ns, struct zt_effects *fx);
 
 /* ------------------------------------------------------------------------------ looking in (status, tests) */

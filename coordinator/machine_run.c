@@ -1,0 +1,607 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* coordinator/machine_run.c: the life of a run: submit, formation, failure, teardown, restart, end, cancel.
+ * The state diagram and the numbered invariants are at the top of machine.c. Ownership and thread rule:
+ * machine.h. */
+#include "coordinator/machine_internal.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double seconds(int64_t ns) { return (double)ns / 1e9; }
+static int64_t to_ms(double s) { return (int64_t)(s * 1e3); }
+
+bool mc_run_active(const struct mc_run *r) {
+    switch (r->row.state) {
+    case ZT_RUN_ALLOCATING: case ZT_RUN_STARTING: case ZT_RUN_FORMING: case ZT_RUN_RUNNING: case ZT_RUN_COMPLETING:
+    case ZT_RUN_RECOVERING: return true;
+    default: return false;
+    }
+}
+static void touch_run(struct zt_machine *m, const struct mc_run *r) {
+    m->schedule = true;
+    for (int i = 0; i < r->world; i++)
+        if (r->ranks[i].worker >= 0) mc_touch(m, r->ranks[i].worker);
+}
+void mc_set_state(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
+    bool bad = s == ZT_RUN_FAILED;
+    mc_event(m, (struct mc_note){.level = bad ? 3 : 1, .kind = "RUN_STATE", .run = r, .rank = -1, .reason = r->row.reason,
+                                 .from = zt_run_state_name(r->row.state), .to = zt_run_state_name(s)},
+             "run %s is %s%s%s", r->row.name, zt_run_state_name(s), r->row.detail[0] ? ": " : "", r->row.detail);
+    r->row.state = s;
+    r->state_at = m->now;
+    mc_dirty_run(m, r);
+    touch_run(m, r);
+}
+
+/* ------------------------------------------------------------------------------ submit */
+static struct mc_key *find_key(struct zt_machine *m, const uint8_t *key) {
+    for (int i = 0; i < m->n_keys && !MC_PLANTED(MC_PLANT_FORGET_KEYS); i++) {
+        struct mc_key *k = &m->keys[(m->key_first + i) % m->c.max_keys];
+        if (memcmp(k->key, key, sizeof k->key) == 0) return k;
+    }
+    return NULL;
+}
+static void store_key(struct zt_machine *m, const uint8_t *key, const char *verb, const struct mc_run *r) {
+    if (m->n_keys == m->c.max_keys) { /* only Cancel comes here with a full table: forget the oldest */
+        m->key_first = (m->key_first + 1) % m->c.max_keys;
+        m->n_keys--;
+    }
+    struct mc_key *k = &m->keys[(m->key_first + m->n_keys++) % m->c.max_keys];
+    memcpy(k->key, key, sizeof k->key);
+    mc_copy(k->verb, sizeof k->verb, verb);
+    mc_copy(k->run_id, sizeof k->run_id, r->row.run_id);
+    mc_copy(k->name, sizeof k->name, r->row.name);
+    k->at = m->now;
+    struct zt_row_key *row = &mc_emit_row(m, ZT_FX_ROW_KEY)->u.key;
+    memcpy(row->key, key, sizeof row->key);
+    mc_copy(row->verb, sizeof row->verb, verb);
+    mc_copy(row->run_id, sizeof row->run_id, k->run_id);
+    mc_copy(row->name, sizeof row->name, k->name);
+    row->at_ms = m->wall;
+}
+static void reply_submit(struct zt_machine *m, const struct zt_event *ev, const char *run_id, const char *name) {
+    struct zt_fx_reply *p = mc_reply(m, ev, 0, true);
+    if (!p) return;
+    struct mc_run *r = mc_find_run(m, run_id);
+    mc_copy(p->run_id, sizeof p->run_id, run_id);
+    mc_copy(p->name, sizeof p->name, name);
+    p->state = ZT_RUN_QUEUED; /* the stored answer: what a submit does, whatever became of it since */
+    if (!r) return;
+    p->position = r->row.state == ZT_RUN_QUEUED ? mc_position(m, r) : 0;
+    mc_copy(p->message, sizeof p->message, r->row.detail);
+}
+static const char *bad_config(const struct zt_run_config *c) {
+    if (c->workers < 0 || c->workers > ZT_MACHINE_WORLD_MAX) return "workers is out of range";
+    if (c->replicate == 0 || c->shard == 0 || c->tensor == 0) return "a degree of 0";
+    int64_t fixed = 1;
+    const int degrees[3] = {c->replicate, c->shard, c->tensor};
+    for (int i = 0; i < 3; i++) {
+        if (degrees[i] > ZT_MACHINE_WORLD_MAX) return "a degree is out of range";
+        if (degrees[i] > 0) fixed *= degrees[i];
+    }
+    if (c->workers > 0 && c->workers % fixed) return "the degrees do not divide the workers";
+    bool open = c->replicate < 0 || c->shard < 0 || c->tensor < 0;
+    if (c->workers > 0 && !open && fixed != c->workers) return "the product of the degrees is not the workers";
+    if (c->max_restarts < 0) return "max_restarts is negative";
+    return NULL;
+}
+void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
+    const struct mc_key *k = find_key(m, ev->u.submit.key);
+    if (k && strcmp(k->verb, "submit") == 0) {
+        reply_submit(m, ev, k->run_id, k->name);
+        return;
+    }
+    if (k) {
+        mc_refuse(m, ev, ZT_ECONFLICT, "this request key was used for a %s of run %s; take a fresh one", k->verb, k->run_id);
+        return;
+    }
+    if (m->store_failed) {
+        mc_refuse(m, ev, ZT_EBUSY, "the coordinator cannot write its database (%s); free space or repair it, then submit again",
+                  m->store_message);
+        return;
+    }
+    const char *bad = bad_config(ev->u.submit.config);
+    if (bad) {
+        mc_refuse(m, ev, ZT_EINVAL, "run %s: %s; correct the file and submit again", ev->u.submit.name, bad);
+        return;
+    }
+    for (int i = 0; i < m->n_runs; i++) {
+        const struct mc_run *o = &m->runs[i];
+        if (!o->used || zt_run_state_terminal(o->row.state) || strcmp(o->row.name, ev->u.submit.name)) continue;
+        mc_refuse(m, ev, ZT_ECONFLICT, "the name %s belongs to run %s, which is %s; choose another name, or cancel that run first",
+                  o->row.name, o->row.run_id, zt_run_state_name(o->row.state));
+        return;
+    }
+    if (mc_find_run(m, ev->u.submit.run_id)) {
+        mc_refuse(m, ev, ZT_ECONFLICT, "run id %s exists; submit again", ev->u.submit.run_id);
+        return;
+    }
+    struct mc_run *r = m->n_keys < m->c.max_keys ? mc_new_run(m) : NULL;
+    if (!r) {
+        mc_refuse(m, ev, ZT_EBUSY, "the queue is full (%d runs not ended, %d requests in 24 hours); wait for some to end",
+                  m->c.max_runs, m->n_keys);
+        return;
+    }
+    mc_copy(r->row.run_id, sizeof r->row.run_id, ev->u.submit.run_id);
+    mc_copy(r->row.name, sizeof r->row.name, ev->u.submit.name);
+    r->row.request = ev->request;
+    r->row.order = ++m->order;
+    r->row.cause_rank = -1;
+    r->row.config = *ev->u.submit.config;
+    r->row.submitted_ms = m->wall;
+    r->submitted_at = m->now;
+    mc_event(m, (struct mc_note){.level = 1, .kind = "SUBMIT", .run = r, .rank = -1, .actor = "user"}, "run %s submitted", r->row.name);
+    mc_set_state(m, r, ZT_RUN_QUEUED);
+    store_key(m, ev->u.submit.key, "submit", r);
+    mc_schedule(m); /* so that the answer can say when it starts */
+    reply_submit(m, ev, r->row.run_id, r->row.name);
+}
+
+/* ------------------------------------------------------------------------------ communicator ids */
+void mc_drop_comms(struct zt_machine *m, const struct mc_run *r, const char *why) {
+    int run = (int)(r - m->runs), n = 0;
+    for (int i = 0; i < m->n_comms; i++) {
+        if (m->comms[i].run != run) m->comms[n++] = m->comms[i];
+    }
+    memset(&m->comms[n], 0, sizeof *m->comms * (size_t)(m->n_comms - n)); /* secrets do not linger */
+    m->n_comms = n;
+    n = 0;
+    for (int i = 0; i < m->n_waiters; i++) {
+        if (m->waiters[i].run != run) {
+            m->waiters[n++] = m->waiters[i];
+            continue;
+        }
+        struct zt_event ev = {.kind = ZT_EV_COMM_GET, .request = m->waiters[i].request};
+        mc_refuse(m, &ev, ZT_CODE_STALE, "run %s generation %u: %s", r->row.run_id, r->row.generation, why);
+    }
+    m->n_waiters = n;
+}
+
+/* ------------------------------------------------------------------------------ the end of a generation */
+int64_t mc_backoff(const struct mc_run *r) {
+    double s = r->row.config.backoff_initial > 0 ? r->row.config.backoff_initial : 1.0;
+    double most = r->row.config.backoff_max > 0 ? r->row.config.backoff_max : 60.0;
+    for (uint32_t i = 1; i < r->row.failures_in_row && s < most; i++) s *= 2;
+    return (int64_t)((s < most ? s : most) * 1e9);
+}
+static void free_if_over(struct zt_machine *m, struct mc_run *r) {
+    if (!zt_run_state_terminal(r->row.state) || r->dirty || r->row_txn > m->durable) return;
+    for (int i = 0; i < r->world; i++)
+        if (!r->ranks[i].row.released) return;
+    for (int i = 0; i < r->world; i++)
+        if (r->ranks[i].worker >= 0) mc_unbind(m, r->ranks[i].worker);
+    struct mc_ended *e = &m->ended[m->n_ended++ % MC_ENDED];
+    mc_copy(e->run_id, sizeof e->run_id, r->row.run_id);
+    e->state = r->row.state;
+    free(r->ranks);
+    *r = (struct mc_run){0};
+}
+static void finish_run(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
+    r->row.ended_ms = m->wall;
+    mc_set_state(m, r, s);
+}
+/* Every trainer of the generation is gone, or its worker is: what now? */
+static void stop_complete(struct zt_machine *m, struct mc_run *r) {
+    for (int i = 0; i < r->world; i++)
+        if (!r->ranks[i].row.released && !MC_PLANTED(MC_PLANT_FREE_EARLY)) return;
+    for (int i = 0; i < r->world; i++) {
+        if (r->ranks[i].worker >= 0) mc_unbind(m, r->ranks[i].worker);
+        if (r->ranks[i].dirty) mc_emit_row(m, ZT_FX_ROW_RANK)->u.rank = r->ranks[i].row;
+    }
+    if (r->world) {
+        r->attempt.stop_seconds = seconds(m->now - r->stop_at);
+        mc_dirty_attempt(m, r);
+    }
+    free(r->ranks);
+    r->ranks = NULL;
+    r->world = 0;
+    enum zt_retry retry = zt_reason_retry(r->row.reason);
+    if (r->row.cancel_requested) {
+        r->row.reason = ZT_REASON_USER_CANCEL;
+        finish_run(m, r, ZT_RUN_CANCELLED);
+    } else if (retry == ZT_RETRY_NEVER || r->row.reason == ZT_REASON_TIME_LIMIT) {
+        finish_run(m, r, ZT_RUN_FAILED);
+    } else if (retry == ZT_RETRY_COUNTED && r->row.restarts_counted >= (uint32_t)r->row.config.max_restarts) {
+        char why[ZT_MESSAGE_MAX + 1];
+        snprintf(why, sizeof why, "gave up after %u counted restart%s (restart.max_restarts %d): %.600s", r->row.restarts_counted,
+                 r->row.restarts_counted == 1 ? "" : "s", r->row.config.max_restarts, r->row.detail);
+        mc_copy(r->row.detail, sizeof r->row.detail, why);
+        finish_run(m, r, ZT_RUN_FAILED);
+    } else {
+        r->row.restarts_counted += retry == ZT_RETRY_COUNTED;
+        r->row.failures_in_row++;
+        r->retry_at = m->now + mc_backoff(r);
+        mc_set_state(m, r, ZT_RUN_RESTARTING);
+    }
+}
+void mc_release_rank(struct zt_machine *m, struct mc_run *r, int rank) {
+    struct mc_rank *k = &r->ranks[rank];
+    if (k->row.released) return;
+    k->row.released = true;
+    mc_dirty_rank(m, r, k);
+    mc_touch(m, k->worker);
+}
+static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int rank) {
+    if (rank < 0) return -1;
+    const struct mc_worker *w = mc_rank_worker(m, &r->ranks[rank]);
+    int64_t since = r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
+    return since && since <= m->now ? seconds(m->now - since) : -1;
+}
+/* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database does). */
+void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank, const char *message) {
+    ZT_ASSERT(mc_run_active(r));
+    bool untold = r->row.state == ZT_RUN_ALLOCATING && !MC_PLANTED(MC_PLANT_START_EARLY);
+    r->pending.on = false;
+    r->row.reason = reason;
+    r->row.cause_rank = rank;
+    r->stop_at = m->now;
+    mc_copy(r->row.detail, sizeof r->row.detail, message);
+    struct zt_row_attempt *a = &r->attempt;
+    a->ended_ms = m->wall;
+    a->reason = reason;
+    a->rank = rank;
+    a->worker_id[0] = 0;
+    if (rank >= 0) mc_copy(a->worker_id, sizeof a->worker_id, r->ranks[rank].row.worker_id);
+    mc_copy(a->message, sizeof a->message, message);
+    a->last_step = r->gen_step;
+    a->steps_redone = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
+    a->counted = zt_reason_retry(reason) == ZT_RETRY_COUNTED && !r->row.cancel_requested;
+    a->detect_seconds = detect_seconds(m, r, rank);
+    mc_dirty_attempt(m, r);
+    if (r->gen_step > r->row.best_step) { /* it got further than ever: the backoff starts anew */
+        r->row.best_step = r->gen_step;
+        r->row.failures_in_row = 0;
+    }
+    mc_event(m, (struct mc_note){.level = reason == ZT_REASON_USER_CANCEL ? 1 : 3, .kind = "GENERATION_END", .run = r,
+                                 .worker = rank >= 0 ? mc_rank_worker(m, &r->ranks[rank]) : NULL, .rank = rank, .reason = reason},
+             "generation %u ends: %s%s%s", r->row.generation, zt_reason_name(reason), message[0] ? ": " : "", message);
+    mc_set_state(m, r, ZT_RUN_STOPPING);
+    mc_drop_comms(m, r, "this generation has ended");
+    if (untold)
+        for (int i = 0; i < r->world; i++) mc_release_rank(m, r, i);
+    stop_complete(m, r);
+}
+
+/* ------------------------------------------------------------------------------ failures */
+static void failure_row(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, enum zt_reason reason,
+                        int peer, const char *message) {
+    struct zt_row_failure *f = &mc_emit_row(m, ZT_FX_ROW_FAILURE)->u.failure;
+    mc_copy(f->run_id, sizeof f->run_id, r->row.run_id);
+    f->generation = r->row.generation;
+    f->rank = rank;
+    f->reason = reason;
+    mc_copy(f->worker_id, sizeof f->worker_id, r->ranks[rank].row.worker_id);
+    mc_copy(f->message, sizeof f->message, message);
+    f->step = r->ranks[rank].step;
+    f->exit_code = -1;
+    f->peer = peer;
+    f->order = r->n_failures++;
+    r->ranks[rank].failed = true;
+    if (!report) return;
+    f->request = report->kind == ZT_EV_FAILURE ? report->request : 0;
+    if (report->kind == ZT_EV_FAILURE) {
+        if (report->u.failure.step >= 0) f->step = report->u.failure.step;
+        f->exit_code = report->u.failure.exit_code;
+        f->signal = report->u.failure.signal;
+        f->offset_ms = report->u.failure.offset_ms;
+    } else if (report->kind == ZT_EV_CHILD_EXITED) {
+        f->exit_code = report->u.exited.exit_code;
+        f->signal = report->u.exited.signal;
+    }
+}
+void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, enum zt_reason reason, int peer,
+             const char *fmt, ...) {
+    char message[ZT_MESSAGE_MAX + 1];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
+    bool active = mc_run_active(r), consequence = zt_reason_is_consequence(reason) || !active;
+    if (!r->ranks[rank].failed) failure_row(m, r, rank, report, reason, peer, message);
+    if (consequence)
+        mc_event(m, (struct mc_note){.level = 1, .kind = "CONSEQUENCE", .run = r, .worker = mc_rank_worker(m, &r->ranks[rank]),
+                                     .rank = rank, .reason = reason, .actor = report ? "worker" : NULL}, "%s", message);
+    if (!active) return;
+    if (!consequence) {
+        mc_begin_stop(m, r, reason, rank, message);
+        return;
+    }
+    if (r->pending.on) return;
+    r->pending.on = true;
+    r->pending.reason = reason;
+    r->pending.rank = rank;
+    r->pending.peer = peer >= 0 && peer < r->world && peer != rank ? peer : -1;
+    r->pending.at = m->now;
+    mc_copy(r->pending.message, sizeof r->pending.message, message);
+}
+bool mc_worker_silent(const struct zt_machine *m, const struct mc_worker *w) {
+    return !w->registered || !w->connected || mc_elapsed(m, w->last_beat, m->c.suspect_ms);
+}
+/* Who holds the others up: the lowest step, and of these the one whose last progress is oldest. */
+int mc_laggard(const struct zt_machine *m, const struct mc_run *r) {
+    (void)m;
+    int best = -1;
+    for (int i = 0; i < r->world; i++) {
+        const struct mc_rank *k = &r->ranks[i];
+        if (k->row.done || k->row.released) continue;
+        const struct mc_rank *b = best < 0 ? NULL : &r->ranks[best];
+        if (!b || k->step < b->step || (k->step == b->step && k->progress_at < b->progress_at)) best = i;
+    }
+    return best;
+}
+/* Only consequences came and the time for a cause is over: the best explanation there is. */
+static void decide_pending(struct zt_machine *m, struct mc_run *r) {
+    int silent = -1, peer = r->pending.peer;
+    for (int i = 0; i < r->world && silent < 0; i++) {
+        struct mc_worker *w = mc_rank_worker(m, &r->ranks[i]);
+        if (!r->ranks[i].row.done && (!w || mc_worker_silent(m, w))) silent = i;
+    }
+    if (peer >= 0) { /* the named rank first */
+        struct mc_worker *w = mc_rank_worker(m, &r->ranks[peer]);
+        if (!w || mc_worker_silent(m, w)) silent = peer;
+    }
+    const char *said = r->pending.message;
+    int by = r->pending.rank;
+    if (silent >= 0) {
+        mc_fail(m, r, silent, NULL, ZT_REASON_WORKER_LOST, -1, "worker %s (rank %d) does not answer; rank %d: %.400s",
+                r->ranks[silent].row.worker_id, silent, by, said);
+    } else if (r->pending.reason == ZT_REASON_COMM_TIMEOUT) {
+        int who = peer >= 0 ? peer : mc_laggard(m, r);
+        if (who < 0) who = by;
+        mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1, "rank %d on %s held up its group at step %lld; rank %d: %.400s", who,
+                r->ranks[who].row.worker_id, (long long)r->ranks[who].step + 1, by, said);
+    } else {
+        int who = peer >= 0 ? peer : by;
+        mc_fail(m, r, who, NULL, ZT_REASON_COMM_ERROR, -1, "rank %d lost a peer, and no rank reports why; rank %d: %.400s", by, by, said);
+    }
+}
+
+/* ------------------------------------------------------------------------------ progress through the states */
+static bool all_ranks(const struct mc_run *r, bool (*is)(const struct mc_rank *)) {
+    for (int i = 0; i < r->world; i++)
+        if (!is(&r->ranks[i])) return false;
+    return r->world > 0;
+}
+static bool is_ready(const struct mc_rank *k) { return k->ready || k->in_comm; }
+static bool is_in_comm(const struct mc_rank *k) { return k->in_comm; }
+static bool is_back(const struct mc_rank *k) { return k->back || k->row.done; }
+static bool is_done(const struct mc_rank *k) { return k->row.done; }
+
+/* The rank whose hash fewest others share; -1 when all agree. Ranks without a hash have no say. */
+static int diverged_rank(const struct mc_run *r) {
+    int worst = -1, worst_same = r->world + 1;
+    bool differ = false;
+    for (int i = 0; i < r->world; i++) {
+        const char *h = r->ranks[i].row.parameter_hash;
+        int same = 0;
+        for (int k = 0; k < r->world && h[0]; k++) {
+            const char *o = r->ranks[k].row.parameter_hash;
+            same += strcmp(h, o) == 0;
+            differ |= o[0] && strcmp(h, o);
+        }
+        if (h[0] && same <= worst_same) {
+            worst = i;
+            worst_same = same;
+        }
+    }
+    return differ ? worst : -1;
+}
+static void complete(struct zt_machine *m, struct mc_run *r) {
+    int bad = diverged_rank(r);
+    if (bad >= 0) {
+        mc_fail(m, r, bad, NULL, ZT_REASON_REPLICA_DIVERGED, -1, "rank %d ends with parameter hash %s, others with %s: a replica went its own way",
+                bad, r->ranks[bad].row.parameter_hash, r->ranks[bad ? 0 : r->world - 1].row.parameter_hash);
+        return;
+    }
+    for (int i = 0; i < r->world; i++) {
+        const struct mc_rank *k = &r->ranks[i];
+        if (k->row.done_steps == r->ranks[0].row.done_steps) continue;
+        mc_fail(m, r, i, NULL, ZT_REASON_REPLICA_DIVERGED, -1, "rank %d ends at step %lld, rank 0 at step %lld", i,
+                (long long)k->row.done_steps, (long long)r->ranks[0].row.done_steps);
+        return;
+    }
+    for (int i = 0; i < r->world && !MC_PLANTED(MC_PLANT_DONE_EARLY); i++)
+        if (r->ranks[i].have < r->ranks[i].row.done_steps || r->ranks[i].have_txn > m->durable) return;
+    r->gen_step = r->ranks[0].row.done_steps;
+    if (r->gen_step > r->row.best_step) r->row.best_step = r->gen_step;
+    r->row.reason = ZT_REASON_NONE;
+    r->row.cause_rank = -1;
+    r->row.detail[0] = 0;
+    mc_copy(r->row.parameter_hash, sizeof r->row.parameter_hash, r->ranks[0].row.parameter_hash);
+    r->pending.on = false;
+    r->attempt.ended_ms = m->wall;
+    r->attempt.last_step = r->gen_step;
+    mc_dirty_attempt(m, r);
+    finish_run(m, r, ZT_RUN_SUCCEEDED);
+}
+static void enter_running(struct zt_machine *m, struct mc_run *r) {
+    if (r->row.state == ZT_RUN_FORMING) {
+        r->attempt.form_seconds = seconds(m->now - r->state_at);
+        mc_dirty_attempt(m, r);
+    }
+    if (!r->started) {
+        r->started = true;
+        r->started_at = m->now;
+        r->row.started_ms = m->wall;
+    }
+    r->evidence_at = m->now;
+    for (int i = 0; i < r->world; i++) r->ranks[i].progress_at = m->now;
+    mc_set_state(m, r, ZT_RUN_RUNNING);
+    mc_drop_comms(m, r, "every rank has its communicator");
+}
+void mc_check_progressed(struct zt_machine *m, struct mc_run *r) {
+    if (r->row.state == ZT_RUN_STARTING && all_ranks(r, is_ready)) {
+        r->attempt.start_seconds = seconds(m->now - r->state_at);
+        mc_dirty_attempt(m, r);
+        mc_set_state(m, r, ZT_RUN_FORMING);
+    }
+    if (r->row.state == ZT_RUN_FORMING && all_ranks(r, is_in_comm)) enter_running(m, r);
+    if (r->row.state == ZT_RUN_RECOVERING && all_ranks(r, is_back)) {
+        mc_copy(r->row.detail, sizeof r->row.detail, "");
+        enter_running(m, r);
+    }
+    if (r->row.state == ZT_RUN_RUNNING && all_ranks(r, is_done)) mc_set_state(m, r, ZT_RUN_COMPLETING);
+    if (r->row.state == ZT_RUN_COMPLETING) complete(m, r);
+    if (r->row.state == ZT_RUN_STOPPING) stop_complete(m, r);
+    free_if_over(m, r);
+}
+void mc_committed_run(struct zt_machine *m, struct mc_run *r) {
+    if (r->row.state == ZT_RUN_ALLOCATING && r->row_txn <= m->durable && !r->dirty) {
+        int64_t limit = m->now;
+        for (int i = 0; i < r->world; i++) r->ranks[i].progress_at = limit;
+        mc_set_state(m, r, ZT_RUN_STARTING);
+    }
+    mc_check_progressed(m, r);
+}
+
+/* ------------------------------------------------------------------------------ time limits */
+static void end_unplaced(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, const char *detail) {
+    r->row.reason = reason;
+    mc_copy(r->row.detail, sizeof r->row.detail, detail);
+    finish_run(m, r, reason == ZT_REASON_USER_CANCEL ? ZT_RUN_CANCELLED : ZT_RUN_FAILED);
+}
+static void over_limit(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, double limit,
+                       bool (*is)(const struct mc_rank *), const char *what) {
+    for (int i = 0; i < r->world; i++) {
+        if (is(&r->ranks[i])) continue;
+        mc_fail(m, r, i, NULL, reason, -1, "rank %d on %s did not %s within %.0f s", i, r->ranks[i].row.worker_id, what, limit);
+        return;
+    }
+}
+static void check_hang(struct zt_machine *m, struct mc_run *r) {
+    const struct zt_run_config *c = &r->row.config;
+    int64_t limit = m->c.progress_floor_ms;
+    if (c->progress > 0) limit = to_ms(c->progress);
+    else if (10 * r->ewma_ns > (double)(limit * MC_MS)) limit = (int64_t)(10 * r->ewma_ns / MC_MS);
+    int64_t slow = to_ms(c->first_step > 0 ? c->first_step : 600);
+    if (slow < limit) slow = limit;
+    int64_t oldest = m->now;
+    for (int i = 0; i < r->world; i++) {
+        const struct mc_rank *k = &r->ranks[i];
+        if (k->row.done || k->row.released) continue;
+        if (k->step <= 0 || k->activity == ZT_ACT_LONG) limit = slow; /* the others wait for it with reason */
+        const struct mc_worker *w = mc_rank_worker(m, k);
+        if (w && !mc_worker_silent(m, w) && k->progress_at < oldest) oldest = k->progress_at;
+    }
+    if (!mc_elapsed(m, oldest, limit) || m->now < m->grace_until) return;
+    int who = mc_laggard(m, r);
+    mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
+            "rank %d on %s made no progress for %.1f s in step %lld (limit %.1f s); its beats are fine, its trainer stands still", who,
+            r->ranks[who].row.worker_id, seconds(m->now - r->ranks[who].progress_at), (long long)r->ranks[who].step + 1,
+            (double)limit / 1e3);
+}
+static void quarantine_rank(struct zt_machine *m, struct mc_run *r, int i) {
+    struct mc_worker *w = mc_rank_worker(m, &r->ranks[i]);
+    bool empty = !w || (w->registered && !w->child.any && !mc_elapsed(m, w->last_beat, m->c.lost_ms));
+    if (!empty) {
+        w->row.flags |= ZT_WF_QUARANTINED;
+        mc_event(m, (struct mc_note){.level = 3, .kind = "QUARANTINED", .run = r, .worker = w, .rank = i},
+                 "worker %s did not get rid of its trainer; it is set aside until it reports the exit, or restart zworker there",
+                 w->row.worker_id);
+        mc_dirty_worker(m, w);
+    }
+    mc_release_rank(m, r, i);
+}
+static void tick_stopping(struct zt_machine *m, struct mc_run *r) {
+    if (!mc_elapsed(m, r->stop_at, to_ms(r->row.config.term_grace) + m->c.reap_ms)) return;
+    for (int i = 0; i < r->world; i++)
+        if (!r->ranks[i].row.released) quarantine_rank(m, r, i);
+    stop_complete(m, r);
+}
+static void tick_recovering(struct zt_machine *m, struct mc_run *r) {
+    if (!mc_elapsed(m, m->started_at, m->c.reattach_ms) || m->now < m->grace_until) return;
+    for (int i = 0; i < r->world; i++) {
+        const struct mc_rank *k = &r->ranks[i];
+        if (is_back(k)) continue;
+        const struct mc_worker *w = mc_rank_worker(m, k);
+        bool there = w && w->registered;
+        mc_fail(m, r, i, NULL, there ? ZT_REASON_COORDINATOR_RESTART : ZT_REASON_WORKER_LOST, -1,
+                there ? "worker %s came back without the trainer of rank %d" : "worker %s (rank %d) did not come back after the coordinator's restart",
+                k->row.worker_id, i);
+        return;
+    }
+}
+static void tick_active(struct zt_machine *m, struct mc_run *r) {
+    const struct zt_run_config *c = &r->row.config;
+    if (r->row.state == ZT_RUN_STARTING && mc_elapsed(m, r->state_at, to_ms(c->start)))
+        over_limit(m, r, ZT_REASON_START_TIMEOUT, c->start, is_ready, "get ready");
+    else if (r->row.state == ZT_RUN_FORMING && mc_elapsed(m, r->state_at, to_ms(c->comm_init)))
+        over_limit(m, r, ZT_REASON_COMM_INIT_TIMEOUT, c->comm_init, is_in_comm, "join the communicator");
+    else if (r->row.state == ZT_RUN_RECOVERING)
+        tick_recovering(m, r);
+    else if (r->row.state == ZT_RUN_RUNNING)
+        check_hang(m, r);
+    else if (r->row.state == ZT_RUN_COMPLETING && mc_elapsed(m, r->state_at, m->c.rows_ms))
+        for (int i = 0; i < r->world; i++) {
+            const struct mc_rank *k = &r->ranks[i];
+            if (k->have >= k->row.done_steps || m->durable < m->txn) continue;
+            mc_fail(m, r, i, NULL, ZT_REASON_COMM_ERROR, -1, "rank %d on %s is done, but its step reports after step %lld did not arrive", i,
+                    k->row.worker_id, (long long)k->have);
+            return;
+        }
+}
+void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
+    const struct zt_run_config *c = &r->row.config;
+    bool waits = r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING;
+    if (waits && r->started && c->time_limit > 0 && mc_elapsed(m, r->started_at, to_ms(c->time_limit))) {
+        end_unplaced(m, r, ZT_REASON_TIME_LIMIT, "timeouts.time_limit reached while it waited for workers");
+    } else if (r->row.state == ZT_RUN_QUEUED && c->queue > 0 && mc_elapsed(m, r->submitted_at, to_ms(c->queue))) {
+        char why[ZT_MESSAGE_MAX + 1];
+        snprintf(why, sizeof why, "not placed within timeouts.queue %.0f s: %.500s", c->queue, r->row.detail);
+        end_unplaced(m, r, ZT_REASON_QUEUE_TIMEOUT, why);
+    } else if (waits) {
+        m->schedule |= r->row.state == ZT_RUN_QUEUED || m->now >= r->retry_at;
+    } else if (mc_run_active(r)) {
+        if (r->pending.on && mc_elapsed(m, r->pending.at, m->c.cause_ms)) decide_pending(m, r);
+        if (mc_run_active(r)) tick_active(m, r);
+        if (mc_run_active(r) && r->started && c->time_limit > 0 && mc_elapsed(m, r->started_at, to_ms(c->time_limit)))
+            mc_begin_stop(m, r, ZT_REASON_TIME_LIMIT, -1, "timeouts.time_limit reached");
+    } else if (r->row.state == ZT_RUN_STOPPING) {
+        tick_stopping(m, r);
+    } else if (r->row.state == ZT_RUN_SUCCEEDED && mc_elapsed(m, r->state_at, m->c.exit_ms)) {
+        touch_run(m, r); /* a trainer that does not exit by itself now gets ABORT */
+        if (mc_elapsed(m, r->state_at, m->c.exit_ms + m->c.reap_ms))
+            for (int i = 0; i < r->world; i++)
+                if (!r->ranks[i].row.released) quarantine_rank(m, r, i);
+    }
+    if (r->used) free_if_over(m, r);
+}
+
+/* ------------------------------------------------------------------------------ cancel */
+static void reply_cancel(struct zt_machine *m, const struct zt_event *ev, enum zt_run_state s) {
+    struct zt_fx_reply *p = mc_reply(m, ev, 0, true);
+    if (!p) return;
+    mc_copy(p->run_id, sizeof p->run_id, ev->u.cancel.run_id);
+    p->state = s;
+}
+void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev) {
+    struct mc_run *r = mc_find_run(m, ev->u.cancel.run_id);
+    const struct mc_key *k = find_key(m, ev->u.cancel.key);
+    if (k && (strcmp(k->verb, "cancel") || strcmp(k->run_id, ev->u.cancel.run_id))) {
+        mc_refuse(m, ev, ZT_ECONFLICT, "this request key was used for a %s of run %s; take a fresh one", k->verb, k->run_id);
+        return;
+    }
+    if (!r) {
+        enum zt_run_state s = ev->u.cancel.stored;
+        for (int i = 0; i < MC_ENDED && i < m->n_ended; i++)
+            if (!strcmp(m->ended[i].run_id, ev->u.cancel.run_id)) s = m->ended[i].state;
+        if (zt_run_state_terminal(s)) reply_cancel(m, ev, s);
+        else mc_refuse(m, ev, ZT_ENOTFOUND, "no run %s; zctl list shows the runs there are", ev->u.cancel.run_id);
+        return;
+    }
+    if (k || zt_run_state_terminal(r->row.state)) {
+        reply_cancel(m, ev, r->row.state);
+        return;
+    }
+    store_key(m, ev->u.cancel.key, "cancel", r);
+    r->row.cancel_requested = true;
+    mc_dirty_run(m, r);
+    mc_event(m, (struct mc_note){.level = 1, .kind = "CANCEL", .run = r, .rank = -1, .reason = ZT_REASON_USER_CANCEL, .actor = "user"},
+             "run %s: cancel asked for", r->row.name);
+    if (mc_run_active(r)) mc_begin_stop(m, r, ZT_REASON_USER_CANCEL, -1, "cancelled by the user");
+    else if (r->row.state != ZT_RUN_STOPPING) end_unplaced(m, r, ZT_REASON_USER_CANCEL, "cancelled by the user");
+    reply_cancel(m, ev, r->row.state);
+}
