@@ -32,7 +32,6 @@ struct zt_vec_attention {
     const float *out, *dout; /* [T] rows of `ostride` floats; dout only backward */
     float *o;                /* forward output, ostride */
     float *lse;              /* [T] of this head */
-    float *delta;            /* [T] of this head: sum(out * dout), backward only */
     float *dq, *dk, *dv;     /* as q, k, v; backward only */
     int64_t stride, ostride;
     int64_t T, D;

@@ -209,7 +209,7 @@ INLINE v16 v_exp_scaled(v16 x, int split) {
     return v_select(v_lt(x, low), v_zero(), y);
 }
 INLINE v16 v_exp(v16 x) { return v_exp_scaled(x, 1); }
-/* For x <= 0 (softmax) or NaN: the same bits with less work. */
+/* For x <= 88 (softmax: x <= 0) or NaN: the same bits with less work. */
 INLINE v16 v_exp_negative(v16 x) { return v_exp_scaled(x, 0); }
 
 /* ln x for normal x > 0 (Cephes' logf); +Inf and NaN stay what they are. */
