@@ -29,6 +29,7 @@ extern const struct zt_device_backend zt_cpu_backend;
 struct zt_cpu_os {
     int (*fallocate)(int fd, int mode, int64_t offset, int64_t bytes); /* 0 or -errno */
     int64_t (*available_bytes)(void); /* what the machine can still give; < 0 = unknown */
+    void (*populate)(void *address, size_t bytes); /* page table entries now; only a hint */
 };
 extern const struct zt_cpu_os zt_cpu_os_linux;
 /* For tests; d must be a cpu device; os must outlive it. */

@@ -72,7 +72,17 @@ static int64_t linux_available(void) {
     }
     return best;
 }
-const struct zt_cpu_os zt_cpu_os_linux = {linux_fallocate, linux_available};
+
+/* Faults are taken here rather than in the middle of a step. */
+static void linux_populate(void *address, size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+    madvise(address, bytes, MADV_POPULATE_WRITE);
+#else
+    (void)address;
+    (void)bytes;
+#endif
+}
+const struct zt_cpu_os zt_cpu_os_linux = {linux_fallocate, linux_available, linux_populate};
 
 int64_t zt_cpu_now_ns(struct zt_device *d) {
     (void)d;
@@ -145,10 +155,7 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
     d->n_segments++;
     d->used += bytes;
     *address = d->memory + offset;
-#ifdef MADV_POPULATE_WRITE
-    /* Page table entries now rather than by a fault in the middle of a step; only a hint. */
-    madvise(*address, bytes, MADV_POPULATE_WRITE);
-#endif
+    d->os->populate(*address, bytes);
     return 0;
 }
 

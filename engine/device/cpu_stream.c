@@ -270,6 +270,7 @@ void zt_cpu_stream_destroy(struct zt_stream *s) {
 
 int zt_cpu_submit(struct zt_stream *s, int (*fn)(void *, struct zt_error *), void *arg,
                   struct zt_error *err) {
+    if (!fn) return zt_fail(err, ZT_EINVAL, "nothing to run was submitted to a stream");
     struct item it = {.kind = ITEM_RUN, .run = {fn, arg}};
     if (s->threaded) return push(s, it, err);
     run_item(s, &it);
