@@ -309,7 +309,10 @@ static const char *nearest_key(const char *section, const char *word) {
 static const char *unknown_key(const char *section, const char *word, const char *value, char *why,
                                size_t n) {
     const char *near = nearest_key(section, word);
-    if (near && strstr(word, "stage") && value && strlen(value) == 1 && strchr("123", value[0]))
+    if (strchr(word, '.') && zt_schema_find(word) >= 0)
+        snprintf(why, n, "a dotted key works with --set only; here write %s below %.*s:", leaf(word),
+                 (int)(leaf(word) - word - 1), word);
+    else if (near && strstr(word, "stage") && value && strlen(value) == 1 && strchr("123", value[0]))
         snprintf(why, n, "unknown key (did you mean \"%s: zero%s\"?)", near, value);
     else if (near)
         snprintf(why, n, "unknown key (did you mean \"%s\"?)", near);
@@ -484,6 +487,7 @@ static void set_defaults(struct zt_spec *s) {
     strcpy(s->training.lora.targets.item[1], "*.v_proj");
     s->lr_scheduler.decay_ratio = -1;
     s->model.norm_eps = 1e-5;
+    s->model.tied_head = true;
 }
 
 static bool given(const struct zt_spec *s, const char *path) {
@@ -510,6 +514,8 @@ static void require_model(struct parse *p) {
     static const char *const needed[] = {"model.layers", "model.heads", "model.dim",
                                          "model.vocab_size", "model.seq_len_max"};
     struct zt_spec *s = p->spec;
+    if (!given(s, "model.tied_head") && s->model.family == ZT_LLAMA)
+        s->model.tied_head = false;
     if (!given(s, "model")) {
         zt_problem(&p->problems, zt_schema_find("model"),
                    "missing; give {preset: gpt2-nano}, or its numbers");
@@ -521,8 +527,6 @@ static void require_model(struct parse *p) {
                        "missing; give it, or start from a preset");
     if (s->model.family == ZT_LLAMA && !given(s, "model.ffn_dim"))
         zt_problem(&p->problems, zt_schema_find("model.ffn_dim"), "missing; llama has no default");
-    if (!given(s, "model.tied_head"))
-        s->model.tied_head = s->model.family == ZT_GPT2;
     if (!given(s, "model.rope_theta") && s->model.family == ZT_LLAMA)
         s->model.rope_theta = 500000;
 }

@@ -108,7 +108,7 @@ const char *zt_value_show(const char *text, char *buf, size_t n);
 struct zt_problems {
     const char *file;
     const struct zt_spec *spec;     /* for the marks */
-    int n;                          /* also those past ZT_PROBLEMS_MAX */
+    int n, shown;                   /* all of them, and those in text */
     bool key_bad[ZT_SPEC_MAX_KEYS]; /* one message a key is enough */
     char text[1920];
     size_t used;

@@ -169,6 +169,10 @@ const char *zt_value_bool(const char *text, bool plain, bool *v, char *buf, size
 }
 
 const char *zt_value_print(double v, char *buf, size_t n) {
+    if (v == floor(v) && fabs(v) < 1e15) {
+        snprintf(buf, n, "%.0f", v);
+        return buf;
+    }
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, n, "%.*g", digits, v);
         if (strtod(buf, NULL) == v)

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameter counts, tensor order and initial values of the tensor table. Counts are the published
+ * ones, or the closed formula V h + s h + L (12 h^2 + 13 h) + 2 h. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "core/model.h"
+
+static struct zt_model_table build(const char *preset) {
+    struct zt_model_config c;
+    struct zt_model_table t;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_preset(preset, &c, &err), 0, "%s", err.msg);
+    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0, "%s", err.msg);
+    return t;
+}
+
+Test(model, published_counts) {
+    static const struct { const char *preset; int64_t parameters; int tensors; } want[] = {
+        {"gpt2-124m", 124439808, 148},
+        {"gpt2-350m", 354823168, 292},
+        {"gpt2-774m", 774030080, 436},
+        {"gpt2-1558m", 1557611200, 580},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_table t = build(want[i].preset);
+        cr_assert_eq(t.parameters, want[i].parameters, "%s: %lld", want[i].preset,
+                     (long long)t.parameters);
+        cr_assert_eq(t.n_tensors, want[i].tensors);
+        zt_model_table_free(&t);
+    }
+}
+
+Test(model, small_counts) {
+    struct zt_model_config c = {.family = ZT_GPT2, .layers = 4, .heads = 4, .kv_heads = 4,
+                                .head_dim = 16, .dim = 64, .ffn_dim = 256, .vocab_size = 65,
+                                .seq_len_max = 64, .norm_eps = 1e-5, .tied_head = true};
+    struct zt_model_table t;
+    struct zt_error err;
+    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0);
+    cr_assert_eq(t.parameters, 208320);
+    int64_t block = 0;
+    for (int i = 0; i < t.units[1].n_tensors; i++)
+        block += t.tensors[t.units[1].first_tensor + i].numel;
+    cr_assert_eq(block, 49984);
+    zt_model_table_free(&t);
+    struct zt_model_table nano = build("gpt2-nano");
+    int64_t h = 128;
+    cr_assert_eq(nano.parameters, 256 * h + 256 * h + 4 * (12 * h * h + 13 * h) + 2 * h);
+    zt_model_table_free(&nano);
+}
+
+Test(model, tensor_order) {
+    struct zt_model_table t = build("gpt2-124m");
+    static const char *const root[] = {"transformer.wte.weight", "transformer.wpe.weight",
+                                       "transformer.ln_f.weight", "transformer.ln_f.bias"};
+    static const struct { const char *name; int64_t rows, cols; } block[] = {
+        {"ln_1.weight", 768, 1},         {"ln_1.bias", 768, 1},
+        {"attn.c_attn.weight", 2304, 768}, {"attn.c_attn.bias", 2304, 1},
+        {"attn.c_proj.weight", 768, 768}, {"attn.c_proj.bias", 768, 1},
+        {"ln_2.weight", 768, 1},         {"ln_2.bias", 768, 1},
+        {"mlp.c_fc.weight", 3072, 768},  {"mlp.c_fc.bias", 3072, 1},
+        {"mlp.c_proj.weight", 768, 3072}, {"mlp.c_proj.bias", 768, 1},
+    };
+    cr_assert_eq(t.n_units, 13);
+    cr_assert_str_eq(t.units[0].name, "root");
+    for (int i = 0; i < 4; i++)
+        cr_assert_str_eq(t.tensors[i].name, root[i]);
+    for (int layer = 0; layer < 12; layer++) {
+        const struct zt_unit_def *u = &t.units[layer + 1];
+        cr_assert_eq(u->first_tensor, 4 + layer * 12);
+        cr_assert_eq(u->n_tensors, 12);
+        for (int i = 0; i < 12; i++) {
+            const struct zt_tensor_def *d = &t.tensors[u->first_tensor + i];
+            char name[96];
+            snprintf(name, sizeof name, "transformer.h.%d.%s", layer, block[i].name);
+            cr_assert_str_eq(d->name, name);
+            cr_assert_eq(d->unit, layer + 1);
+            cr_assert_eq(d->shape[0], block[i].rows);
+            cr_assert_eq(d->shape[1], block[i].cols);
+            cr_assert_eq(d->numel, block[i].rows * block[i].cols);
+            cr_assert_eq(d->ndim, block[i].cols > 1 ? 2 : 1);
+            cr_assert_eq(d->decay, block[i].cols > 1);
+        }
+    }
+    zt_model_table_free(&t);
+}
+
+Test(model, initial_values) {
+    struct zt_model_table t = build("gpt2-nano");
+    int residual = 0, plain = 0;
+    for (int i = 0; i < t.n_tensors; i++) {
+        const struct zt_tensor_def *d = &t.tensors[i];
+        const char *dot = strrchr(d->name, '.');
+        if (strcmp(dot, ".bias") == 0)
+            cr_assert_eq(d->init, ZT_INIT_ZERO, "%s", d->name);
+        else if (strstr(d->name, "ln_"))
+            cr_assert_eq(d->init, ZT_INIT_ONE, "%s", d->name);
+        else {
+            bool r = strstr(d->name, "c_proj") != NULL;
+            cr_assert_eq(d->init, ZT_INIT_NORMAL, "%s", d->name);
+            cr_assert_float_eq(d->init_std, r ? 0.02 / sqrt(8) : 0.02, 1e-18, "%s", d->name);
+            residual += r;
+            plain += !r;
+        }
+    }
+    cr_assert_eq(residual, 8);
+    cr_assert_eq(plain, 10);
+    zt_model_table_free(&t);
+}
+
+/* Closed formula for the llama family: 2Vh (Vh if tied) + L (2h^2 + 2 h d a_kv + 3hf + 2h) + h,
+ * plus the q, k, v biases of Qwen2. */
+Test(model, llama_presets_have_the_published_sizes) {
+    static const struct { const char *preset; int64_t parameters; } want[] = {
+        {"llama3-1b", 1235814400},   {"llama3-8b", 8030261248},    {"llama3-70b", 70553706496},
+        {"llama3-405b", 405853388800}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-7b", 7615616512},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_config c;
+        struct zt_error err;
+        cr_assert_eq(zt_model_preset(want[i].preset, &c, &err), 0);
+        cr_assert_eq(zt_model_config_check(&c, &err), 0, "%s", err.msg);
+        int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+        int64_t block = 2 * c.dim * q + 2 * c.dim * kv + 3 * c.dim * c.ffn_dim + 2 * c.dim +
+                        (c.qkv_bias ? q + 2 * kv : 0);
+        int64_t n = (c.tied_head ? 1 : 2) * c.vocab_size * c.dim + c.layers * block + c.dim;
+        cr_assert_eq(n, want[i].parameters, "%s: %lld", want[i].preset, (long long)n);
+        struct zt_model_table t;
+        cr_assert_eq(zt_model_table_build(&c, &t, &err), ZT_EUNSUPPORTED);
+        cr_assert_str_eq(err.msg, "model.family: llama is not in this version; use a gpt2 preset");
+    }
+}
+
+Test(model, refusals) {
+    struct zt_model_config c, bad;
+    struct zt_error err;
+    cr_assert_eq(zt_model_preset("gpt2-124M", &c, &err), ZT_ENOTFOUND);
+    cr_assert_str_eq(err.msg, "no preset \"gpt2-124M\" (did you mean \"gpt2-124m\"?)");
+    cr_assert_eq(zt_model_preset("xyz", &c, &err), ZT_ENOTFOUND);
+    cr_assert(strstr(err.msg, "there are: gpt2-nano, gpt2-124m,"), "%s", err.msg);
+    cr_assert_eq(zt_model_preset("gpt2-nano", &c, &err), 0);
+    bad = c;
+    bad.heads = 0;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_str_eq(err.msg, "model.heads: 0 is not in 1..16384");
+    bad = c;
+    bad.head_dim = 16;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_str_eq(err.msg,
+                     "model.heads: 4 heads x head_dim 16 = 64, but gpt2 needs dim 128");
+    bad = c;
+    bad.norm_eps = NAN;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    bad = c;
+    bad.dropout = 1;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    bad = c;
+    bad.vocab_size = INT64_MAX;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_null(zt_model_preset_name(-1));
+    cr_assert_null(zt_model_preset_name(12));
+    cr_assert_str_eq(zt_model_preset_name(0), "gpt2-nano");
+}
