@@ -1,0 +1,24 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The long versions of what CI samples: sh scripts/soak.sh [faults|sim|fuzz ...]; no argument = all.
+# Runs for hours on two cores. The last line is "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.." || exit 1
+sh scripts/setup.sh test || exit 1
+dir="${ZTRAIN_SOAK_BUILD:-build-soak}"
+[ -f "$dir/build.ninja" ] || meson setup "$dir" -Dfailpoints=true >/dev/null || exit 1
+ninja -C "$dir" >/dev/null || exit 1
+passed=0; failed=0
+try() { echo "== $*"; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi; }
+
+[ $# -gt 0 ] || set -- faults sim fuzz
+for what in "$@"; do
+    case $what in
+    faults) try env ZT_FAULT_ROUNDS="${ZT_FAULT_ROUNDS:-100}" "$dir/tests/integration/test_integration_faults" -j1 --timeout 36000 ;;
+    sim) try "$dir/tests/coordinator/sim" 100000 ;;
+    fuzz) try env ZT_FUZZ_RUNS=100000000 sh scripts/fuzz.sh "$dir/fuzz" ;;
+    *) echo "soak.sh: no part '$what'; there are faults sim fuzz" >&2; exit 2 ;;
+    esac
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
