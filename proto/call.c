@@ -3,8 +3,10 @@
  * a loop that runs only inside its functions. One thread per object. */
 #include "proto/session_internal.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct zt_call {
     uv_loop_t loop;
@@ -22,6 +24,33 @@ struct zt_call {
     void *arena;
     struct zt_error reply_error;
 };
+
+/* A write to a server that is gone must not kill a program that wants SIGPIPE for its own output:
+ * it is held back while the loop runs, and one that came meanwhile is thrown away. */
+struct pipe_guard { sigset_t old; bool was_pending; };
+
+static void guard_begin(struct pipe_guard *g)
+{
+    sigset_t set, pending;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    sigpending(&pending);
+    g->was_pending = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &set, &g->old);
+}
+
+static void guard_end(struct pipe_guard *g)
+{
+    sigset_t set, pending;
+    sigpending(&pending);
+    if (!g->was_pending && sigismember(&pending, SIGPIPE) == 1) {
+        const struct timespec now = {0};
+        sigemptyset(&set);
+        sigaddset(&set, SIGPIPE);
+        (void)sigtimedwait(&set, NULL, &now);
+    }
+    pthread_sigmask(SIG_SETMASK, &g->old, NULL);
+}
 
 static void on_connected(void *arg, uint64_t epoch, bool changed)
 {
@@ -114,8 +143,11 @@ int zt_call_open(const char *host, int port, const struct zt_token *t, const cha
     if (len < 0 || (size_t)len >= sizeof(c->config.host)) {
         rc = zt_fail(err, ZT_EINVAL, "the host name is longer than 255 bytes");
     } else {
+        struct pipe_guard g;
+        guard_begin(&g);
         arm(c, timeout_s);
         rc = connect_now(c, err);
+        guard_end(&g);
     }
     if (rc) {
         zt_call_close(c);
@@ -139,11 +171,9 @@ static void on_reply(void *arg, const Zt__Envelope *reply, const struct zt_error
     }
 }
 
-int zt_call(struct zt_call *c, Zt__Envelope *env, double timeout_s, Zt__Envelope **reply, void **arena,
-            struct zt_error *err)
+static int call_guarded(struct zt_call *c, Zt__Envelope *env, double timeout_s, Zt__Envelope **reply,
+                        void **arena, struct zt_error *err)
 {
-    *reply = NULL;
-    *arena = NULL;
     arm(c, timeout_s);
     /* the server may have closed an idle connection since the last call */
     uv_run(&c->loop, UV_RUN_NOWAIT);
@@ -175,6 +205,18 @@ int zt_call(struct zt_call *c, Zt__Envelope *env, double timeout_s, Zt__Envelope
     *reply = c->reply;
     *arena = c->arena;
     return 0;
+}
+
+int zt_call(struct zt_call *c, Zt__Envelope *env, double timeout_s, Zt__Envelope **reply, void **arena,
+            struct zt_error *err)
+{
+    struct pipe_guard g;
+    *reply = NULL;
+    *arena = NULL;
+    guard_begin(&g);
+    int rc = call_guarded(c, env, timeout_s, reply, arena, err);
+    guard_end(&g);
+    return rc;
 }
 
 uint64_t zt_call_epoch(const struct zt_call *c)

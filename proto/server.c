@@ -15,6 +15,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -795,6 +796,7 @@ int zt_server_open(uv_loop_t *loop, const struct zt_server_config *config, struc
         return rc;
     }
     s->max_peers = peer_limit();
+    signal(SIGPIPE, SIG_IGN); /* libuv writes to sockets whose peer may be gone */
     *out = s;
     return 0;
 }

@@ -6,6 +6,8 @@
  * Client (zworker, zctl): connects, does the hello, keeps requests in order, reconnects with jittered
  * backoff 0.2 -> 5 s. Requests outstanding at a lost connection: sent again after reconnect when
  * `retry`, else answered with ZT_EUNREACHABLE.
+ * libuv's writes can raise SIGPIPE: zt_server_open ignores it for the process, a process with a client
+ * does so itself, the blocking form holds it back during its calls only.
  * Server (zcoord): accepts on a loopback address, challenges, enforces limits (32 unauthenticated
  * slots, 2 s handshake, 5 s for a partial frame, 4 MiB of output), hands requests to a handler. */
 #ifndef ZT_PROTO_SESSION_H
