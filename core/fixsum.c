@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/fixsum.c: exact sums in integer limbs. Pure; a struct belongs to its caller; any thread.
  *
- * The definition is zt_fixsum_add: truncate |x| onto the grid 2^-104, cut the result into limbs,
- * give them x's sign, add, carry. The hot loops reach the same number another way. They peel limbs
- * off with the add-a-big-constant trick, which rounds to nearest and so leaves signed remainders;
- * only the last limb is corrected to the floor, so each addend contributes exactly the truncated
- * number, and carrying makes the limbs unique. Integer sums commute, so lanes, blocks and
- * instruction sets cannot matter. Blocks that hold a value too large for the trick (or Inf, NaN)
- * are done again by the definition. */
+ * The definition is zt_fixsum_add: round x to the grid 2^-104 (ties to even), cut the result into
+ * limbs, add, carry. The hot loops (fixsum_body.h) peel limbs off with floating-point additions to big
+ * constants and reach the same integer. Integer sums commute and carrying makes the limbs unique, so
+ * lanes, blocks and instruction sets cannot matter. Blocks that hold a value too large for the constants
+ * (or Inf, NaN) are done again by the definition. */
 #include "core/fixsum.h"
 
 #include <math.h>
@@ -45,22 +43,22 @@ void zt_fixsum_normalise(struct zt_fixsum *s) {
         w[4] = -TOP_LIMIT;
 }
 
-/* Adds without carrying; at most 2 addends may be in flight before a normalise. */
+/* Adds without carrying. */
 static void add_raw(struct zt_fixsum *s, double x) {
-    double a = fabs(x);
-    if (!(a < ADDEND_LIMIT)) {
+    if (!(fabs(x) < ADDEND_LIMIT)) {
         s->word[3] = 1;
         return;
     }
-    int64_t l0 = (int64_t)(a * 0x1p24);
-    a -= (double)l0 * 0x1p-24; /* exact: what is left are x's low bits */
-    int64_t l1 = (int64_t)(a * 0x1p64);
-    a -= (double)l1 * 0x1p-64;
-    int64_t l2 = (int64_t)(a * 0x1p104);
-    bool negative = x < 0;
-    s->word[0] += negative ? -l0 : l0;
-    s->word[1] += negative ? -l1 : l1;
-    s->word[2] += negative ? -l2 : l2;
+    int64_t l0 = (int64_t)(x * 0x1p24);
+    x -= (double)l0 * 0x1p-24; /* exact: what is left are x's low bits */
+    int64_t l1 = (int64_t)(x * 0x1p64);
+    x -= (double)l1 * 0x1p-64;
+    /* below 2^40 now; adding 1.5 x 2^52 rounds it to an integer, ties to even. l0 and l1 weigh even
+     * multiples of this grid, so even here is even for the whole. */
+    int64_t l2 = (int64_t)((x * 0x1p104 + 0x1.8p52) - 0x1.8p52);
+    s->word[0] += l0;
+    s->word[1] += l1;
+    s->word[2] += l2;
 }
 
 void zt_fixsum_add(struct zt_fixsum *s, double x) {
@@ -76,103 +74,48 @@ void zt_fixsum_merge(struct zt_fixsum *s, const struct zt_fixsum *other) {
 
 /* ---- hot loops ---- */
 
-#define LANES 4
-#define UNROLL 2
-#define STEP (LANES * UNROLL)
-#define BLOCK 2048           /* floats: 2048 x 2^51 (the first limb's bound) = 2^62 */
-#define FAST_LIMIT 0x1p27    /* |addend| for the first constant below */
-#define MAGIC0 (1.5 * 0x1p28)   /* ulp 2^-24 */
-#define MAGIC1 (1.5 * 0x1p-12)  /* ulp 2^-64 */
+#define CHAINS 2
+#define STEP 16                 /* of the widest: 8 lanes x 2 */
+#define BLOCK 2048              /* floats: at most 512 additions to one lane's S (the narrowest) */
+#define MAGIC0 (1.5 * 0x1p28)   /* ulp 2^-24; room for 2^27 on either side */
+#define MAGIC0_LOW 0x1p28
+#define MAGIC0_HIGH 0x1p29
+#define MAGIC1 (1.5 * 0x1p-12)  /* ulp 2^-64; 512 rests of at most 2^-25 need 2^-16 of its 2^-13 */
 #define MAGIC2 (1.5 * 0x1p-52)  /* ulp 2^-104 */
+#define FAST_LIMIT 0x1p18       /* 512 signed addends stay within MAGIC0's room */
 
-typedef float vfloat __attribute__((vector_size(LANES * 4)));
-typedef double vdouble __attribute__((vector_size(LANES * 8)));
-/* Unsigned, because a lane of a block that will be thrown away may wrap. */
-typedef uint64_t vword __attribute__((vector_size(LANES * 8)));
-
-/* The limb sums of one block of n floats, n a multiple of STEP and at most BLOCK. Returns false when
- * some addend is too large for the trick; sum is then meaningless. */
-static inline __attribute__((always_inline)) bool block_body(const float *x, size_t n, bool square,
-                                                             int64_t sum[3]) {
-    vword acc0[UNROLL] = {{0}}, acc1[UNROLL] = {{0}}, acc2[UNROLL] = {{0}}, good[UNROLL];
-    const uint64_t sign = (uint64_t)1 << 63;
-    const vword sign_bit = {sign, sign, sign, sign};
-    const vdouble m0 = {MAGIC0, MAGIC0, MAGIC0, MAGIC0}, m1 = {MAGIC1, MAGIC1, MAGIC1, MAGIC1},
-                  m2 = {MAGIC2, MAGIC2, MAGIC2, MAGIC2},
-                  limit = {FAST_LIMIT, FAST_LIMIT, FAST_LIMIT, FAST_LIMIT};
-    for (int u = 0; u < UNROLL; u++)
-        good[u] = ~(vword){0};
-    for (size_t i = 0; i < n; i += STEP) {
-        for (int u = 0; u < UNROLL; u++) {
-            vfloat f;
-            memcpy(&f, x + i + (size_t)u * LANES, sizeof f);
-            vdouble d = __builtin_convertvector(f, vdouble);
-            vword negative = {0};
-            vdouble a;
-            if (square) {
-                a = d * d;
-            } else {
-                a = (vdouble)((vword)d & ~sign_bit);
-                negative = (vword)(d < 0.0);
-            }
-            good[u] &= (vword)(a < limit); /* false for NaN */
-            vdouble t0 = a + m0;
-            vdouble r = a - (t0 - m0);
-            vdouble t1 = r + m1;
-            r = r - (t1 - m1);
-            vdouble t2 = r + m2;
-            vword above = (vword)((t2 - m2) > r); /* a true lane is -1: the floor */
-            if (square) { /* the constants' own bits are taken off once a block */
-                acc0[u] += (vword)t0;
-                acc1[u] += (vword)t1;
-                acc2[u] += (vword)t2 + above;
-            } else { /* (v ^ -1) - -1 = -v */
-                acc0[u] += (((vword)t0 - (vword)m0) ^ negative) - negative;
-                acc1[u] += (((vword)t1 - (vword)m1) ^ negative) - negative;
-                acc2[u] += (((vword)t2 - (vword)m2 + above) ^ negative) - negative;
-            }
-        }
-    }
-    uint64_t all = ~(uint64_t)0, s0 = 0, s1 = 0, s2 = 0;
-    for (int u = 0; u < UNROLL; u++)
-        for (int l = 0; l < LANES; l++) {
-            all &= good[u][l];
-            s0 += acc0[u][l];
-            s1 += acc1[u][l];
-            s2 += acc2[u][l];
-        }
-    if (square) {
-        s0 -= n * ((vword)m0)[0];
-        s1 -= n * ((vword)m1)[0];
-        s2 -= n * ((vword)m2)[0];
-    }
-    sum[0] = (int64_t)s0;
-    sum[1] = (int64_t)s1;
-    sum[2] = (int64_t)s2;
-    return all != 0;
-}
+#define LANES 2
+#define TARGET
+#define NAME(x) x##_base
+#include "core/fixsum_body.h"
+#undef LANES
+#undef TARGET
+#undef NAME
 
 typedef bool block_fn(const float *x, size_t n, int64_t sum[3]);
 
-static bool squares_base(const float *x, size_t n, int64_t sum[3]) {
-    return block_body(x, n, true, sum);
-}
-static bool floats_base(const float *x, size_t n, int64_t sum[3]) {
-    return block_body(x, n, false, sum);
-}
-
 #if defined(__x86_64__) && !defined(ZT_FIXSUM_BASE_ONLY) /* a test builds the plain path */
-__attribute__((target("avx2"))) static bool squares_avx2(const float *x, size_t n, int64_t sum[3]) {
-    return block_body(x, n, true, sum);
+#define LANES 4
+#define TARGET __attribute__((target("avx2")))
+#define NAME(x) x##_avx2
+#include "core/fixsum_body.h"
+#undef LANES
+#undef TARGET
+#undef NAME
+#define LANES 8
+#define TARGET __attribute__((target("avx512f,avx512dq")))
+#define NAME(x) x##_avx512
+#include "core/fixsum_body.h"
+
+static block_fn *choose(bool square) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        return square ? squares_avx512 : floats_avx512;
+    if (__builtin_cpu_supports("avx2"))
+        return square ? squares_avx2 : floats_avx2;
+    return square ? squares_base : floats_base;
 }
-__attribute__((target("avx2"))) static bool floats_avx2(const float *x, size_t n, int64_t sum[3]) {
-    return block_body(x, n, false, sum);
-}
-static bool have_avx2(void) { return __builtin_cpu_supports("avx2") != 0; }
 #else
-#define squares_avx2 squares_base
-#define floats_avx2 floats_base
-static bool have_avx2(void) { return false; }
+static block_fn *choose(bool square) { return square ? squares_base : floats_base; }
 #endif
 
 static void add_block_slow(struct zt_fixsum *s, const float *x, size_t n, bool square) {
@@ -180,7 +123,8 @@ static void add_block_slow(struct zt_fixsum *s, const float *x, size_t n, bool s
         zt_fixsum_add(s, square ? (double)x[i] * (double)x[i] : (double)x[i]);
 }
 
-static void add_array(struct zt_fixsum *s, const float *x, size_t n, bool square, block_fn *fn) {
+static void add_array(struct zt_fixsum *s, const float *x, size_t n, bool square) {
+    block_fn *fn = choose(square);
     zt_fixsum_normalise(s); /* leave room for a whole block */
     for (size_t at = 0; at < n;) {
         size_t len = n - at < BLOCK ? n - at : BLOCK;
@@ -199,11 +143,11 @@ static void add_array(struct zt_fixsum *s, const float *x, size_t n, bool square
 }
 
 void zt_fixsum_add_squares(struct zt_fixsum *s, const float *x, size_t n) {
-    add_array(s, x, n, true, have_avx2() ? squares_avx2 : squares_base);
+    add_array(s, x, n, true);
 }
 
 void zt_fixsum_add_floats(struct zt_fixsum *s, const float *x, size_t n) {
-    add_array(s, x, n, false, have_avx2() ? floats_avx2 : floats_base);
+    add_array(s, x, n, false);
 }
 
 /* ---- rounding ---- */

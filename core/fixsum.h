@@ -3,8 +3,8 @@
  *
  * Doubles are added to three 64-bit limbs on the grids 2^-24, 2^-64 and 2^-104, with a fourth limb
  * at 2^16 that takes the carries. Integer sums are associative, so any order, thread count, sharding
- * and mesh gives the same limbs and so the same rounded result. Bits below 2^-104 are dropped the
- * same way for every order (truncation per addend, toward zero).
+ * and mesh gives the same limbs and so the same rounded result. Every addend is first rounded to the
+ * grid 2^-104, ties to even, alone and so the same way in every order.
  *
  * Range: an addend must be below 2^38 in magnitude, the whole sum below 2^58 (2^20 addends of any
  * size always fit). Beyond, or with Inf or NaN, the flag is set and the value is NaN.

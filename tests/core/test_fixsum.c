@@ -166,27 +166,78 @@ Test(fixsum, rounds_once_to_nearest_even) {
     }
 }
 
-Test(fixsum, truncates_each_addend_toward_zero) {
-    struct zt_fixsum s;
-    zt_fixsum_zero(&s);
-    for (int i = 0; i < 1000; i++) {
-        zt_fixsum_add(&s, 0x1.fffffffffffffp-105);
-        zt_fixsum_add(&s, -0x1.fffffffffffffp-105);
-    }
-    cr_assert_eq(zt_fixsum_value(&s), 0.0);
-    zt_fixsum_add(&s, 0x1.8p-104);
-    cr_assert_eq(zt_fixsum_value(&s), 0x1p-104);
-    zt_fixsum_add(&s, -0x1.cp-103); /* -3.5 units: -3 */
-    cr_assert_eq(zt_fixsum_value(&s), -0x1p-103);
+Test(fixsum, rounds_each_addend_to_the_grid) {
+    static const struct { double x, want; } row[] = {
+        {0x1.8p-105, 0x1p-104}, {0x1p-105, 0}, {0x1.0000000000001p-105, 0x1p-104}, /* 0.75, tie, above it */
+        {0x1.8p-104, 0x1p-103}, {0x1.4p-103, 0x1p-103}, {0x1.cp-103, 0x1p-102},    /* 1.5, 2.5, 3.5 units */
+        {0x1p-300, 0}, {0x1p-1074, 0}, {0x1p-64 + 0x1p-105, 0x1p-64}, {0x1.8p-64, 0x1.8p-64},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+        for (int negative = 0; negative < 2; negative++) {
+            double sign = negative ? -1 : 1;
+            struct zt_fixsum s;
+            zt_fixsum_zero(&s);
+            for (int k = 0; k < 3; k++) /* alone, not as a sum */
+                zt_fixsum_add(&s, sign * row[i].x);
+            cr_assert_eq(zt_fixsum_value(&s), 3 * sign * row[i].want, "row %zu: %a", i, zt_fixsum_value(&s));
+        }
+}
+
+/* Ties and near-ties at every level of the fast path, whatever was added before them. */
+Test(fixsum, fast_path_ties_do_not_depend_on_what_came_before) {
+    static const float hard[] = {0x1p-25f, 0x1.8p-25f, 0x1.000002p-25f, 0x1p-65f, 0x1.8p-65f, 0x1.000002p-65f,
+                                 0x1p-105f, 0x1.8p-105f, 0x1.8p-104f, 0x1.4p-103f, 0x1.000002p-105f, 0x1p-24f,
+                                 0x1.fffffep-26f, 0x1.fffffep-66f, 0x1.fffffep-106f, 0x1p17f};
+    enum { N = 2048 };
+    float x[N];
+    for (int square = 0; square < 2; square++)
+        for (uint64_t seed = 0; seed < 50; seed++) {
+            for (uint64_t i = 0; i < N; i++) {
+                uint32_t w[4];
+                zt_rng_words(seed, ZT_RNG_TEST, 1, 0, i, w);
+                float v = hard[w[0] % 16];
+                if (square) /* exact squares near the same places */
+                    v = (float)ldexp((double)(float)sqrt((double)v), (int)(w[3] % 2));
+                x[i] = (w[1] & 1u) ? -v : v;
+            }
+            struct zt_fixsum want = by_definition(x, N, square), got;
+            zt_fixsum_zero(&got);
+            if (square)
+                zt_fixsum_add_squares(&got, x, N);
+            else
+                zt_fixsum_add_floats(&got, x, N);
+            cr_assert(same(&got, &want), "seed %d square %d", (int)seed, square);
+        }
+}
+
+/* Big addends that cancel: the running sum wanders far and comes back. */
+Test(fixsum, cancelling_addends) {
+    enum { N = 2048 };
+    float x[N];
+    int64_t perm[N];
+    for (int high = 16; high < 31; high++)
+        for (uint64_t seed = 0; seed < 8; seed++) {
+            cr_assert_eq(zt_randperm(N, seed, perm), 0);
+            for (int i = 0; i < N; i += 2) {
+                uint64_t at = seed * N + (uint64_t)i;
+                float v = draw(at, (i & 2) ? high : -70, (i & 2) ? high : -20);
+                x[perm[i]] = v;
+                x[perm[i + 1]] = (i & 2) ? -v : draw(at + 1, -70, -20);
+            }
+            struct zt_fixsum want = by_definition(x, N, false), got;
+            zt_fixsum_zero(&got);
+            zt_fixsum_add_floats(&got, x, N);
+            cr_assert(same(&got, &want), "2^%d seed %d", high, (int)seed);
+        }
 }
 
 Test(fixsum, many_addends_do_not_overflow_a_limb) {
-    /* 2^24 addends with all low limbs full; exact by formula */
+    /* 2^24 equal addends: the sum is their square times 2^24, exactly */
     struct zt_fixsum s, t;
     zt_fixsum_zero(&s);
     float x[4096];
     for (int i = 0; i < 4096; i++)
-        x[i] = 0x1.fffffep12f; /* squares 2^26 * (1 - 2^-24)^2 * ... below the fast limit */
+        x[i] = 0x1.fffffep8f; /* squares just below 2^18, every bit of theirs set */
     for (int i = 0; i < 4096; i++)
         zt_fixsum_add_squares(&s, x, 4096);
     double square = (double)x[0] * (double)x[0];

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes fixsum.txt for tests/core/test_fixsum.c: floats over the whole range of exponents and the
-exact sums, by rational arithmetic: every addend truncated toward zero to a multiple of 2^-104, the
-total rounded once to double.  Lines: F <hex float>, then SQUARES <hex double>, FLOATS <hex double>,
+exact sums, by rational arithmetic: every addend rounded to a multiple of 2^-104 (ties to even),
+the total rounded once to double.  Lines: F <hex float>, then SQUARES <hex double>, FLOATS <hex double>,
 per group.  Run: ./gen_fixsum.py > fixsum.txt
 """
 import random
@@ -14,13 +14,12 @@ def to_float32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
-def truncated(x):
-    scaled = x * 2**104
-    return int(scaled)  # toward zero
+def on_grid(x):
+    return round(x * 2**104)  # of a Fraction: exact, ties to even
 
 
 def total(values):
-    return float(Fraction(sum(truncated(v) for v in values), 2**104))
+    return float(Fraction(sum(on_grid(v) for v in values), 2**104))
 
 
 def group(rng, n, low, high):
