@@ -178,6 +178,17 @@ static void node_problem(struct parse *p, const struct zt_node *n, const char *p
     zt_problem_at(&p->problems, n->key_line, n->key_column, path, "%s", why);
 }
 
+/* A value that is wrong in itself is pointed at; what is wrong with its place or with a whole section
+ * is told at the key. */
+static void value_problem(struct parse *p, int key, const struct zt_node *n, const char *why) {
+    bool value = n->kind == ZT_NODE_SCALAR && n->text[0] != '\0';
+    if (p->problems.key_bad[key])
+        return;
+    p->problems.key_bad[key] = true;
+    zt_problem_at(&p->problems, value ? n->line : n->key_line, value ? n->column : n->key_column,
+                  zt_schema_key(key)->path, "%s", why);
+}
+
 static void walk_list(struct parse *p, const struct zt_key *k, const struct zt_node *node) {
     struct zt_strings *l = field(p->spec, k);
     char why[300];
@@ -354,7 +365,7 @@ static void walk_value(struct parse *p, int i, const struct zt_node *node) {
         bad = node->kind == ZT_NODE_LIST ? "a list is not expected here"
                                          : "a mapping is not expected here";
     if (bad)
-        zt_problem(&p->problems, i, "%s", bad);
+        value_problem(p, i, node, bad);
 }
 
 static void walk_map(struct parse *p, const struct zt_node *map, const char *section) {
@@ -507,7 +518,7 @@ static void start_from_preset(struct parse *p, const struct zt_node *root) {
     int key = zt_schema_find("model.preset");
     p->spec->mark[key].line = preset->key_line;
     p->spec->mark[key].column = preset->key_column;
-    zt_problem(&p->problems, key, "%s", err.msg);
+    value_problem(p, key, preset, err.msg);
 }
 
 static void require_model(struct parse *p) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every refusal of run.yaml with its exact place and words. */
+/* Every refusal of run.yaml with its exact place and words: a value that is wrong in itself at the
+ * value, everything else at the key. */
 #include "spec_helper.h"
 
 static void expect_text(const char *text, const char *message) {
@@ -130,7 +131,7 @@ Test(refuse, whole_numbers) {
         expect_set(set, want);
     }
     expect_text(TRAINING("  steps: \"200\"\n  seq_len: 8\n  local_batch_size: 1\n"),
-                "run.yaml:6:3: training.steps: \"200\" in quotes is text; write 200 without quotes");
+                "run.yaml:6:10: training.steps: \"200\" in quotes is text; write 200 without quotes");
     expect_text(TRAINING("  steps: [1]\n  seq_len: 8\n  local_batch_size: 1\n"),
                 "run.yaml:6:3: training.steps: a list is not expected here");
 }
@@ -161,9 +162,9 @@ Test(refuse, floats) {
         expect_set(set, want);
     }
     expect_text(GOOD "optimizer: {lr: \"3e-4\"}\n",
-                "run.yaml:10:13: optimizer.lr: \"3e-4\" in quotes is text; write 3e-4 without quotes");
+                "run.yaml:10:17: optimizer.lr: \"3e-4\" in quotes is text; write 3e-4 without quotes");
     expect_text(GOOD "optimizer:\n  beta1: 1\n",
-                "run.yaml:11:3: optimizer.beta1: 1 is out of range: must be at least 0 and below 1");
+                "run.yaml:11:10: optimizer.beta1: 1 is out of range: must be at least 0 and below 1");
 }
 
 Test(refuse, booleans_and_words) {
@@ -174,15 +175,15 @@ Test(refuse, booleans_and_words) {
         char text[600], want[200];
         snprintf(text, sizeof text, GOOD "optimizer: {decay_1d: %s}\n", row[i].word);
         snprintf(want, sizeof want,
-                 "run.yaml:10:13: optimizer.decay_1d: \"%s\" is not true or false; write %s", row[i].word,
+                 "run.yaml:10:23: optimizer.decay_1d: \"%s\" is not true or false; write %s", row[i].word,
                  row[i].instead);
         expect_text(text, want);
     }
     expect_text(GOOD "optimizer: {decay_1d: \"true\"}\n",
-                "run.yaml:10:13: optimizer.decay_1d: \"true\" in quotes is text; write true without "
+                "run.yaml:10:23: optimizer.decay_1d: \"true\" in quotes is text; write true without "
                 "quotes");
     expect_text(GOOD "optimizer: {decay_1d: perhaps}\n",
-                "run.yaml:10:13: optimizer.decay_1d: \"perhaps\" is not true or false");
+                "run.yaml:10:23: optimizer.decay_1d: \"perhaps\" is not true or false");
     expect_set("dataset.tokenizer=byte",
                "--set dataset.tokenizer: \"byte\" is not known (did you mean \"bytes\"?)");
     expect_set("dataset.tokenizer=tiktoken",
@@ -241,7 +242,7 @@ Test(refuse, missing_keys) {
                 "run.yaml: training.steps: missing; give steps or epochs");
     expect_text("version: 2\nname: a\nmodel: {preset: gpt2-nano}\ndataset: {path: x}\n"
                 "training: {steps: 1, seq_len: 8, local_batch_size: 1}\n",
-                "run.yaml:1:1: version: 2 is out of range: must be 1..1");
+                "run.yaml:1:10: version: 2 is out of range: must be 1..1");
     expect_text("version: 1\nname: a\nmodel: {layers: 2}\ndataset: {path: x}\n"
                 "training: {steps: 1, seq_len: 8, local_batch_size: 1}\n",
                 "run.yaml:3:1: model.heads: missing; give it, or start from a preset\n"
