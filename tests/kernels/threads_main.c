@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pool and the operators on it, as a plain program: Criterion cannot run under the thread
+ * sanitizer, and this is what it should look at. Exit 0 when all sums are right. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "kernels/cpu/pool.h"
+#include "kernels/ops.h"
+
+#define CHECK(e)                                                                                   \
+    do {                                                                                           \
+        if (!(e)) {                                                                                \
+            fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #e);                  \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+enum { MAX_UNITS = 1000 };
+struct job {
+    int64_t plain[MAX_UNITS]; /* not atomic: a unit run twice or a missed hand-over is a race */
+    int threads;
+    _Atomic int bad_thread;
+};
+
+static void count_unit(void *arg, int64_t unit, int thread) {
+    struct job *j = arg;
+    j->plain[unit] += unit + 1;
+    if (thread < 0 || thread >= j->threads)
+        atomic_store(&j->bad_thread, 1);
+}
+
+static _Atomic int started;
+static void on_start(void) { atomic_fetch_add(&started, 1); }
+
+/* Every unit exactly once, for jobs of many sizes back to back. */
+static void test_pool(int threads) {
+    static struct job j;
+    struct zt_pool *p;
+    struct zt_error err;
+    memset(&j, 0, sizeof j);
+    j.threads = threads;
+    atomic_store(&started, 0);
+    CHECK(zt_pool_create(threads, on_start, &p, &err) == ZT_OK);
+    CHECK(zt_pool_threads(p) == threads);
+    int64_t runs[MAX_UNITS] = {0};
+    for (int round = 0; round < 2000; round++) {
+        const int64_t units = round % 37 == 0 ? MAX_UNITS : round % 11;
+        zt_pool_run(p, units, count_unit, &j);
+        for (int64_t u = 0; u < units; u++)
+            runs[u]++;
+    }
+    for (int64_t u = 0; u < MAX_UNITS; u++)
+        CHECK(j.plain[u] == runs[u] * (u + 1));
+    CHECK(!atomic_load(&j.bad_thread));
+    zt_pool_destroy(p);
+    CHECK(atomic_load(&started) == threads);
+}
+
+/* Operators of every kind on a pool, twice: the second result has the first one's bits. */
+static void test_operators(int threads, const char *library) {
+    enum { B = 2, T = 70, H = 3, D = 16, C = H * D, N = B * T, V = 33 };
+    const struct zt_ops *o = zt_ops_cpu();
+    struct zt_ops_ctx *x;
+    struct zt_error err;
+    if (zt_ops_cpu_create(threads, NULL, library, &x, &err) != ZT_OK) {
+        fprintf(stderr, "%s\n", err.msg);
+        exit(1);
+    }
+    static float qkv[N * 3 * C], out[2][N * C], lse[B * H * T], dqkv[2][N * 3 * C], w[C * C];
+    static float y[2][N * C], dw[2][C * C], mean[N], rstd[N], logits[N * V], loss[2][N];
+    static int32_t target[N];
+    float *work = aligned_alloc(64, 1 << 20);
+    CHECK(work);
+    for (int i = 0; i < N * 3 * C; i++)
+        qkv[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < C * C; i++)
+        w[i] = (float)(i * 104729 % 1000) / 500.0f - 1.0f;
+    for (int r = 0; r < 2; r++) {
+        CHECK(o->attention_forward(x, ZT_F32, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
+        CHECK(o->attention_backward(x, ZT_F32, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
+                                    &err) == 0);
+        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], false, work, &err) == 0);
+        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], false, NULL, &err) ==
+              0);
+        CHECK(o->layernorm_forward(x, ZT_F32, y[r], mean, rstd, y[r], NULL, NULL, w, w + C, N, C,
+                                   1e-5, &err) == 0);
+        CHECK(o->gelu_forward(x, ZT_F32, y[r], y[r], N * C, &err) == 0);
+        for (int i = 0; i < N * V; i++)
+            logits[i] = qkv[i % (N * 3 * C)];
+        for (int i = 0; i < N; i++)
+            target[i] = i % V;
+        CHECK(o->cross_entropy(x, ZT_F32, logits, loss[r], target, N, V, 0.1f, true, &err) == 0);
+    }
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 && memcmp(dqkv[0], dqkv[1], sizeof dqkv[0]) == 0);
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0 && memcmp(dw[0], dw[1], sizeof dw[0]) == 0);
+    CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0);
+    struct zt_fixsum s;
+    zt_fixsum_zero(&s);
+    CHECK(o->sum_squares(x, ZT_F32, qkv, N * 3 * C, &s, &err) == 0);
+    free(work);
+    zt_ops_cpu_destroy(x);
+}
+
+int main(void) {
+    static const int counts[] = {1, 2, 3, 4, 8};
+    for (int i = 0; i < 5; i++) {
+        test_pool(counts[i]);
+        test_operators(counts[i], "onednn");
+        test_operators(counts[i], "openblas");
+    }
+    puts("pool and operators: every unit once, equal bits");
+    return 0;
+}
