@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/trace/intervals.h: from the intervals of one step to exposed communication, by unions and
- * never by sums. One arithmetic for cpu, cuda and sim. Fed by the trainer thread. */
+ * never by sums. One arithmetic for cpu, cuda and sim. Fed by the trainer thread; the strings are
+ * static and belong to nobody; the array belongs to the struct (zt_intervals_free). */
 #ifndef ZT_ENGINE_INTERVALS_H
 #define ZT_ENGINE_INTERVALS_H
 #include <stdbool.h>
@@ -21,13 +22,17 @@ struct zt_intervals { struct zt_interval *items; size_t n, cap; int64_t step_sta
 struct zt_exposed {
     double step_seconds, compute_seconds, comm_seconds, exposed_comm_seconds, overlapped_seconds,
         stall_seconds, tail_seconds, idle_seconds;
-    int n_by;
+    int n_by; /* sums to exposed_comm_seconds; more than 12 pairs: the last row is "other" */
     struct { const char *group, *kind; double seconds; } by[ZT_EXPOSED_BY_MAX]; /* exposed per group and kind */
 };
 void zt_intervals_begin_step(struct zt_intervals *iv, int64_t now_ns); /* drops the previous step */
 int zt_intervals_add(struct zt_intervals *iv, struct zt_interval item); /* ZT_ENOMEM */
-/* tail = communication after the last compute interval of the step. */
-void zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
+/* Union of the communication intervals so far, control left out (the straggler figure); 0 or ZT_ENOMEM. */
+int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t *ns);
+/* Everything is clipped to [step_start, end]. tail = communication after the last compute interval of
+ * the step. An instant of exposed time belongs to the earliest-started collective that runs then.
+ * 0 or ZT_ENOMEM. */
+int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
 void zt_intervals_free(struct zt_intervals *iv);
 
 #endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/shard/runtime_state.c: the buffers of a rank: parameters, moments, gradients; the initial
+ * weights; the parameter hash.
+ *
+ * One buffer per group and kind, from the allocator, under its tag. Which part of a group a rank
+ * stores and which it owns (steps, counts, hashes) follows from the policy row alone. Gradients appear
+ * at the unit's first backward of a window and go after the update. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/units.h"
+#include "engine/shard/runtime_int.h"
+
+static int64_t requested(int64_t elements, enum zt_dtype t) {
+    return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(t), 512);
+}
+
+static int buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, enum zt_dtype t,
+                  enum zt_tag tag, const char *what, void *out_pointer, int64_t *account,
+                  struct zt_error *err) {
+    char name[64];
+    void *p = NULL;
+    snprintf(name, sizeof name, "%s %s", g->def->name, what);
+    int rc = zt_malloc(r->env.alloc, (size_t)elements * zt_dtype_size(t),
+                       zt_device_compute(r->env.device), tag, name, &p, err);
+    if (rc) return rc;
+    *account += requested(elements, t);
+    memcpy(out_pointer, &p, sizeof p);
+    return 0;
+}
+
+/* Own elements as runs of one decay flag; neighbours with the same flag join over the gap. */
+static int build_runs(struct zt_runtime *r, struct rt_group *g) {
+    const struct zt_flat_group *d = g->def;
+    g->runs = calloc((size_t)d->n_entries, sizeof *g->runs);
+    if (!g->runs) return ZT_ENOMEM;
+    for (int i = 0; i < d->n_entries; i++) {
+        const struct zt_flat_entry *e = &r->layout.entries[d->first_entry + i];
+        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+        bool decay = r->env.table->tensors[e->tensor].decay;
+        if (!p.count) continue;
+        struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
+        if (last && last->decay == decay) last->count = p.at + p.count - last->offset;
+        else g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay};
+    }
+    return 0;
+}
+
+static void set_ranges(struct zt_runtime *r, struct rt_group *g) {
+    const struct zt_flat_group *d = g->def;
+    bool cut_store = r->policy->shard_parameters && !d->persistent;
+    g->store_from = cut_store ? r->shard_index * d->shard : 0;
+    g->store_count = cut_store ? d->shard : d->elements;
+    g->own_from = r->policy->shard_optimizer ? r->shard_index * d->shard : 0;
+    g->own_count = r->policy->shard_optimizer ? d->shard : d->elements;
+}
+
+/* Draws the stored part of every tensor by logical index, so any cut gives the same weights. */
+static int draw(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    const struct zt_ops *ops = r->env.ops;
+    enum zt_dtype t = g->def->dtype;
+    int rc = ops->fill(r->env.ctx, t, g->store, 0.0f, g->store_count, err);
+    for (int i = 0; i < g->def->n_entries && !rc; i++) {
+        const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
+        const struct zt_tensor_def *d = &r->env.table->tensors[e->tensor];
+        struct zt_flat_part p = zt_flat_part(e, g->store_from, g->store_from + g->store_count);
+        void *at = rt_at(g->store, p.at, t);
+        if (!p.count) continue;
+        if (d->init == ZT_INIT_NORMAL)
+            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)e->tensor,
+                                  (uint64_t)p.first, p.count, d->init_std, err);
+        else if (d->init == ZT_INIT_ONE)
+            rc = ops->fill(r->env.ctx, t, at, 1.0f, p.count, err);
+    }
+    return rc;
+}
+
+int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
+    int n = r->layout.n_groups;
+    r->groups = calloc((size_t)n, sizeof *r->groups);
+    r->launched = calloc((size_t)n, sizeof *r->launched);
+    if (!r->groups || !r->launched)
+        return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for %d groups", n);
+    for (int i = 0; i < n; i++) {
+        struct rt_group *g = &r->groups[i];
+        g->def = &r->layout.groups[i];
+        set_ranges(r, g);
+        if (build_runs(r, g))
+            return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for group %s",
+                           g->def->name);
+        int rc = buffer(r, g, g->store_count, g->def->dtype, ZT_TAG_PARAMETERS, "parameters",
+                        &g->store, &r->requested_p, err);
+        if (rc) return rc;
+        if (g->store_count == g->def->elements) g->full = g->store;
+        if ((rc = draw(r, g, err))) return rc;
+    }
+    return 0;
+}
+
+static int group_moments(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    const struct zt_ops *ops = r->env.ops;
+    enum zt_dtype t = r->recipe->moment;
+    int rc = 0;
+    if (r->recipe->has_master) {
+        RT_TRY(buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
+                      &r->requested_o, err));
+        RT_TRY(ops->cast(r->env.ctx, g->master, ZT_F32,
+                         rt_at(g->store, g->own_from - g->store_from, g->def->dtype), g->def->dtype,
+                         g->own_count, err));
+    }
+    RT_TRY(buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "m", &g->m, &r->requested_o, err));
+    RT_TRY(ops->fill(r->env.ctx, t, g->m, 0.0f, g->own_count, err));
+    RT_TRY(buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "v", &g->v, &r->requested_o, err));
+    RT_TRY(ops->fill(r->env.ctx, t, g->v, 0.0f, g->own_count, err));
+out:
+    return rc;
+}
+
+int rt_state_moments(struct zt_runtime *r, struct zt_error *err) {
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        int rc = g->def->trainable && !g->v ? group_moments(r, g, err) : 0;
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static int gradient_buffer(struct zt_runtime *r, struct rt_group *g, int64_t elements,
+                           const char *what, void **out, struct zt_error *err) {
+    int rc = buffer(r, g, elements, r->recipe->grad, ZT_TAG_GRADIENTS, what, out, &r->requested_g, err);
+    if (rc) return rc;
+    if (r->requested_g > r->peak_g) r->peak_g = r->requested_g;
+    int64_t start = rt_now(r);
+    rc = r->env.ops->fill(r->env.ctx, r->recipe->grad, *out, 0.0f, elements, err);
+    return rc ? rc : rt_interval(r, ZT_IV_COMPUTE, "zero gradients", start, err);
+}
+
+int rt_gradient_use(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    if (g->grad || !g->def->trainable) return 0;
+    return gradient_buffer(r, g, g->def->elements, "gradients", &g->grad, err);
+}
+
+int rt_gradient_own(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    if (g->grad_own) return 0;
+    return gradient_buffer(r, g, g->own_count, "gradient shard", &g->grad_own, err);
+}
+
+static void drop(struct zt_runtime *r, void **p, int64_t elements) {
+    if (!*p) return;
+    zt_free(r->env.alloc, *p);
+    *p = NULL;
+    r->requested_g -= requested(elements, r->recipe->grad);
+}
+
+void rt_gradient_drop(struct zt_runtime *r, struct rt_group *g) {
+    drop(r, &g->grad, g->def->elements);
+}
+
+void rt_gradient_own_drop(struct zt_runtime *r, struct rt_group *g) {
+    drop(r, &g->grad_own, g->own_count);
+}
+
+void rt_state_free(struct zt_runtime *r) {
+    const struct zt_device_ops *dev = zt_device_ops(r->env.device);
+    for (int i = 0; r->groups && i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        if (!g->def) continue;
+        rt_gradient_drop(r, g);
+        rt_gradient_own_drop(r, g);
+        if (g->full != g->store) zt_free(r->env.alloc, g->full);
+        zt_free(r->env.alloc, g->store);
+        zt_free(r->env.alloc, g->master);
+        zt_free(r->env.alloc, g->m);
+        zt_free(r->env.alloc, g->v);
+        if (g->ready) dev->event_destroy(g->ready);
+        if (g->reduced) dev->event_destroy(g->reduced);
+        if (g->gathered) dev->event_destroy(g->gathered);
+        free(g->runs);
+    }
+    free(r->groups);
+    free(r->launched);
+    r->groups = NULL;
+    r->launched = NULL;
+}
+
+/* ---- hash ---- */
+
+void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b) {
+    uint64_t lo = a->lo + b.lo;
+    a->hi += b.hi + (lo < a->lo);
+    a->lo = lo;
+}
+
+static void put_le(unsigned char *p, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) p[i] = (unsigned char)(v >> (8 * i));
+}
+
+static uint32_t bits_at(const struct rt_group *g, int64_t own_at) {
+    uint32_t bits;
+    int64_t at = g->own_from - g->store_from + own_at;
+    if (g->master) memcpy(&bits, g->master + own_at, sizeof bits);
+    else if (g->def->dtype == ZT_F32) memcpy(&bits, (const float *)g->store + at, sizeof bits);
+    else {
+        ZT_ASSERT(g->def->dtype == ZT_BF16); /* no recipe stores anything else without a master */
+        uint16_t half;
+        memcpy(&half, (const uint16_t *)g->store + at, sizeof half);
+        bits = (uint32_t)half << 16;
+    }
+    return bits;
+}
+
+int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
+                              struct zt_hash128 *per_unit, struct zt_error *err) {
+    (void)err;
+    *own = (struct zt_hash128){0, 0};
+    if (per_unit) memset(per_unit, 0, (size_t)r->layout.n_units * sizeof *per_unit);
+    for (int i = 0; i < r->layout.n_entries; i++) {
+        const struct zt_flat_entry *e = &r->layout.entries[i];
+        const struct rt_group *g = &r->groups[r->layout.group_of[e->tensor]];
+        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+        struct zt_hash128 sum = {0, 0};
+        unsigned char message[16];
+        put_le(message, (uint64_t)e->tensor, 4);
+        for (int64_t k = 0; k < p.count; k++) {
+            put_le(message + 4, (uint64_t)(p.first + k), 8);
+            put_le(message + 12, bits_at(g, p.at + k), 4);
+            XXH128_hash_t h = XXH3_128bits(message, sizeof message);
+            zt_hash128_add(&sum, (struct zt_hash128){h.low64, h.high64});
+        }
+        zt_hash128_add(own, sum);
+        if (per_unit) zt_hash128_add(&per_unit[e->unit], sum);
+    }
+    return 0;
+}
+
+/* ---- looking in ---- */
+
+struct zt_state_bytes zt_runtime_requested(const struct zt_runtime *r) {
+    return (struct zt_state_bytes){r->requested_p, r->peak_g, r->requested_o};
+}
+
+const float *zt_runtime_parameter(const struct zt_runtime *r, int tensor) {
+    const struct rt_group *g = &r->groups[r->layout.group_of[tensor]];
+    if (!g->full || g->def->dtype != ZT_F32) return NULL;
+    return (const float *)g->full + r->layout.entries[r->layout.entry_of[tensor]].offset;
+}
+
+const float *zt_runtime_gradient(const struct zt_runtime *r, int tensor) {
+    const struct rt_group *g = &r->groups[r->layout.group_of[tensor]];
+    if (!g->grad || r->recipe->grad != ZT_F32) return NULL;
+    return (const float *)g->grad + r->layout.entries[r->layout.entry_of[tensor]].offset;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/shard/runtime_update.c: the end of a window: exact gradient norm, clip, AdamW, the gather of
+ * what was stepped, and the accounting of finished collectives. Ownership and thread rule: runtime.h.
+ *
+ * The norm is a sum of squares in integer limbs (core/fixsum.h): the same number for any cut of the
+ * gradients over ranks, so clipping cannot make modes differ. Padding and alignment gaps are left
+ * out, and so are replicas: only replicate coordinate 0 contributes when the limbs travel. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/shard/runtime_int.h"
+
+/* Gradients of the own elements, however the policy keeps them. */
+static void *own_gradient(const struct zt_runtime *r, const struct rt_group *g) {
+    return r->policy->shard_gradients ? g->grad_own : rt_at(g->grad, g->own_from, r->recipe->grad);
+}
+
+static int squares_of(struct zt_runtime *r, struct rt_group *g, struct zt_fixsum *sum,
+                      struct zt_error *err) {
+    enum zt_dtype t = r->recipe->grad;
+    bool have = r->policy->shard_gradients ? g->grad_own != NULL : g->grad != NULL;
+    if (!have)
+        return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld: no backward ran",
+                       g->def->name, (long long)r->step);
+    void *base = own_gradient(r, g);
+    for (int i = 0; i < g->def->n_entries; i++) {
+        const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
+        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+        if (!p.count) continue;
+        int rc = r->env.ops->sum_squares(r->env.ctx, t, rt_at(base, p.at, t), p.count, sum, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+/* Adds the limbs of all ranks; only where ranks own different elements. */
+static int sum_over_ranks(struct zt_runtime *r, struct zt_fixsum *sum, struct zt_error *err) {
+    struct zt_coll_why why = {"", "gradient norm", r->step, true};
+    if (r->shard == 1 || !r->policy->shard_optimizer) return 0;
+    if (zt_mesh_coords(r->env.mesh, r->env.rank).replicate != 0) zt_fixsum_zero(sum);
+    int rc = zt_all_reduce(r->env.control, sum->word, ZT_FIXSUM_WORDS, ZT_I64, ZT_SUM,
+                           zt_device_compute(r->env.device), &why, err);
+    zt_fixsum_normalise(sum);
+    return rc;
+}
+
+static int gradient_norm(struct zt_runtime *r, double *norm, struct zt_error *err) {
+    struct zt_fixsum sum;
+    zt_fixsum_zero(&sum);
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        int rc = g->def->trainable ? squares_of(r, g, &sum, err) : 0;
+        if (rc) return rc;
+    }
+    int rc = sum_over_ranks(r, &sum, err);
+    *norm = sqrt(zt_fixsum_value(&sum));
+    return rc;
+}
+
+static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, double clip,
+                      struct zt_error *err) {
+    const struct zt_spec *s = r->env.spec;
+    struct zt_optim_config c = {s->optimizer.beta1, s->optimizer.beta2, s->optimizer.eps,
+                                s->optimizer.weight_decay};
+    void *stored = rt_at(g->store, g->own_from - g->store_from, g->def->dtype);
+    struct zt_optim_slice slice = {
+        .value = g->master ? g->master : stored, .m = g->m, .v = g->v,
+        .grad = own_gradient(r, g), .grad_dtype = r->recipe->grad,
+        .param16 = g->master ? stored : NULL, .param_dtype = g->def->dtype};
+    return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, clip, r->step,
+                          err);
+}
+
+/* zero1, zero2: parameters are whole on every rank, each stepped its own part. */
+static int gather_updated(struct zt_runtime *r, struct zt_error *err) {
+    int rc;
+    if (r->policy->gather != ZT_GATHER_AFTER_UPDATE || r->shard == 1) return 0;
+    for (int i = 0; i < r->layout.n_groups; i++)
+        if (r->groups[i].def->trainable &&
+            (rc = rt_gather(r, &r->groups[i], "gather what was updated", err)))
+            return rc;
+    for (int i = 0; i < r->layout.n_groups; i++)
+        if (r->groups[i].def->trainable && (rc = rt_compute_wait(r, r->groups[i].gathered, err)))
+            return rc;
+    return 0;
+}
+
+int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err) {
+    int rc = 0;
+    ZT_ASSERT(r->in_window && r->last_micro);
+    zt_ledger_set_phase(r->env.ledger, ZT_PHASE_OPTIMIZER);
+    RT_TRY(zt_runtime_wait_gradients(r, err));
+    int64_t start = rt_now(r);
+    RT_TRY(gradient_norm(r, grad_norm, err));
+    if (!isfinite(*grad_norm))
+        RT_TRY(zt_fail(err, ZT_ENAN,
+                       "step %lld: the gradient norm is not finite; no parameter was changed. Lower "
+                       "optimizer.lr or look at the data of this step", (long long)r->step));
+    RT_TRY(rt_state_moments(r, err));
+    double clip = zt_clip_coefficient(*grad_norm, r->env.spec->optimizer.max_norm);
+    for (int i = 0; i < r->layout.n_groups; i++)
+        if (r->groups[i].def->trainable) RT_TRY(step_group(r, &r->groups[i], lr, clip, err));
+    RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "update", start, err));
+    RT_TRY(gather_updated(r, err));
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        rt_gradient_drop(r, &r->groups[i]);
+        rt_gradient_own_drop(r, &r->groups[i]);
+    }
+    r->in_window = false;
+out:
+    return rc;
+}
+
+/* ---- what was sent ---- */
+
+/* Records hold a copy of the group's name; intervals want a string that lives on. */
+static const char *group_name(const char *name) {
+    static const char *const names[] = {"dp_shard", "dp_replicate", "tensor", "dp", "control", "world"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return names[i];
+    return "other";
+}
+
+static int take(struct zt_runtime *r, const struct zt_coll_record *c, struct zt_error *err) {
+    struct zt_interval iv = {c->start_ns, c->end_ns, ZT_IV_COMM, group_name(c->group),
+                             zt_coll_name(c->kind), c->control};
+    if (!c->control) r->sent_bytes += c->sent_bytes;
+    if (!r->env.intervals || c->end_ns <= c->start_ns) return 0;
+    if (zt_intervals_add(r->env.intervals, iv))
+        return zt_fail(err, ZT_ENOMEM, "step intervals: no host memory");
+    return 0;
+}
+
+int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err) {
+    enum { CHUNK = 64 };
+    struct zt_coll_record records[CHUNK];
+    for (;;) {
+        int64_t n = zt_comm_log(r->env.world, r->log_seen, records, CHUNK);
+        for (int64_t i = 0; i < n; i++) {
+            int rc = take(r, &records[i], err);
+            if (rc) return rc;
+            r->log_seen = records[i].id;
+        }
+        if (n < CHUNK) return 0;
+    }
+}
+
+int64_t zt_runtime_sent_bytes(const struct zt_runtime *r) { return r->sent_bytes; }

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/train.c: the step loop. One optimizer step is: a window of micro-batches, forward and backward
+ * of each, reductions that overlap with backward, one control message, the update (train_step.c); then
+ * the hash when it is due, the memory figures, an evaluation when it is due, and the report. What comes
+ * before the first step is in train_open.c. Memory: the trainer struct owns everything and
+ * zt_trainer_close gives it back. Thread rule: the calling thread is the compute stream. */
+#include <string.h>
+
+#include "engine/train_int.h"
+
+static bool hash_due(const struct zt_trainer *t, bool last) {
+    int64_t every = t->spec->metrics.parameter_hash_every;
+    return last || (every > 0 && t->step % every == 0);
+}
+
+static bool eval_due(const struct zt_trainer *t, bool last) {
+    const struct zt_spec *s = t->spec;
+    if (!s->validation.enabled) return false;
+    return last || (s->validation.every_steps > 0 && t->step % s->validation.every_steps == 0);
+}
+
+static int one_step(struct zt_trainer *t, struct zt_train_result *result, struct zt_error *err) {
+    struct zt_hash128 hash;
+    int rc = 0;
+    zt_report_begin(t);
+    TRY(zt_trainer_step(t, err));
+    bool last = t->step == t->total_steps;
+    t->report.last = last;
+    if (hash_due(t, last)) {
+        TRY(zt_trainer_check_hash(t, &hash, err));
+        zt_hash_text(hash, t->report.parameter_hash);
+        memcpy(result->parameter_hash, t->report.parameter_hash, sizeof result->parameter_hash);
+    }
+    TRY(zt_report_memory(t, err));
+    if (eval_due(t, last)) TRY(zt_trainer_eval(t, err));
+    result->steps = t->step;
+    if (t->config->progress) atomic_store(&t->config->progress->step, t->step);
+    if (t->hooks->step) TRY(t->hooks->step(t->hooks->arg, &t->report, err));
+    if (t->stop && !last)
+        TRY(zt_fail(err, ZT_ECANCELLED, "stopped after step %lld as asked", (long long)t->step));
+out:
+    return rc;
+}
+
+/* Failures that every rank sees at the same point need no abort: it could only turn a slower rank's
+ * own clear message into "a peer is gone". */
+static bool seen_by_all(int code) {
+    return code == ZT_ENAN || code == ZT_EDIVERGED || code == ZT_ECANCELLED;
+}
+
+static void explain(const struct zt_trainer *t, int rc, struct zt_train_result *result) {
+    result->reason = zt_train_reason(rc, t->stage);
+    result->phase = t->ledger.phase;
+    result->failed_step = t->step;
+    if (rc == ZT_EOOM && t->alloc && zt_alloc_last_oom(t->alloc)) {
+        result->oom = *zt_alloc_last_oom(t->alloc);
+        result->has_oom = true;
+    }
+}
+
+int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
+             struct zt_train_result *result, struct zt_error *err) {
+    struct zt_trainer trainer = {.config = c, .hooks = h, .spec = c->spec}, *t = &trainer;
+    struct zt_error local;
+    int rc = 0;
+    if (!err) err = &local;
+    *result = (struct zt_train_result){.peer = -1};
+    TRY(zt_trainer_open(t, err));
+    for (t->step = 1; t->step <= t->total_steps; t->step++) TRY(one_step(t, result, err));
+    zt_progress_state(t, ZT_TRAINER_DONE);
+out:
+    if (rc) {
+        explain(t, rc, result);
+        zt_fail_prefix(err, "rank %d", c->rank);
+    }
+    zt_trainer_close(t, rc != 0 && !seen_by_all(rc));
+    return rc;
+}

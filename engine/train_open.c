@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/train_open.c: everything between the specification and the first step, and its undoing: device,
+ * data, model, communicators, runtime, and the agreement of all ranks on where they start from. Memory
+ * and thread rules: train_int.h. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/units.h"
+#include "engine/train_int.h"
+
+int64_t zt_default_capacity(int workers_on_host) {
+    char line[256];
+    int64_t kib = 0, step = 2 * (int64_t)ZT_MIB;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %" SCNd64, &kib) == 1) break;
+    if (f) fclose(f);
+    int64_t bytes = kib * 1024 / 2 / (workers_on_host < 1 ? 1 : workers_on_host);
+    return bytes / step * step;
+}
+
+static int open_device(struct zt_trainer *t, struct zt_error *err) {
+    const struct zt_train_config *c = t->config;
+    const struct zt_spec *s = t->spec;
+    struct zt_device_config dc = {c->device, (size_t)c->capacity_bytes};
+    struct zt_alloc_options ao = {(size_t)(s->memory.max_split_size_mib * (double)ZT_MIB),
+                                  s->memory.gc_threshold};
+    int rc = 0;
+    t->recipe = zt_recipe_find(s->precision.recipe);
+    if (!t->recipe || !t->recipe->supported)
+        TRY(zt_fail(err, ZT_EUNSUPPORTED, "precision.recipe: %s is not in this version; use fp32",
+                    s->precision.recipe));
+    if (!zt_policy(s->parallelism.mode)->supported)
+        TRY(zt_fail(err, ZT_EUNSUPPORTED, "parallelism.mode: %s is not in this version; use ddp",
+                    zt_mode_name(s->parallelism.mode)));
+    if (zt_mesh_world(t->mesh) != c->world)
+        TRY(zt_fail(err, ZT_EINVAL, "the mesh has %d ranks, the run has %d", zt_mesh_world(t->mesh),
+                    c->world));
+    if (s->memory.limit_gib > 0 && s->memory.limit_gib * (double)ZT_GIB < (double)dc.capacity_bytes)
+        dc.capacity_bytes = (size_t)(s->memory.limit_gib * (double)ZT_GIB);
+    TRY(zt_device_open(&dc, &t->device, err));
+    zt_ledger_init(&t->ledger);
+    zt_ledger_set_phase(&t->ledger, ZT_PHASE_INIT);
+    TRY(zt_alloc_create(t->device, &t->ledger, &ao, &t->alloc, err));
+    TRY(zt_ops_cpu_create(c->threads < 1 ? 1 : c->threads, c->isa, c->gemm, &t->ctx, err));
+    t->ops = zt_ops_cpu();
+    zt_progress_phase(t, ZT_PHASE_INIT);
+out:
+    return rc;
+}
+
+static void data_event(void *arg, const char *kind, const char *message) {
+    struct zt_trainer *t = arg;
+    if (t->hooks->event) t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, kind, message);
+}
+
+static int open_data(struct zt_trainer *t, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    bool cut = s->validation.enabled && !s->validation.path[0];
+    struct zt_dataset_config dc = {.path = s->dataset.path, .tokenizer = s->dataset.tokenizer,
+                                   .seq_len = s->training.seq_len, .vocab_size = s->model.vocab_size,
+                                   .tail_fraction = cut ? s->validation.fraction : 0.0,
+                                   .min_samples = s->training.global_batch_size,
+                                   .event = data_event, .event_arg = t};
+    int rc = 0;
+    t->stage = ZT_STAGE_DATA;
+    if (!s->dataset.path[0])
+        TRY(zt_fail(err, ZT_EUNSUPPORTED, "dataset.sources is not in this version; give dataset.path"));
+    TRY(zt_dataset_open(&dc, &t->train_set, err));
+    if (s->validation.enabled) {
+        dc.path = cut ? s->dataset.path : s->validation.path;
+        dc.tail = cut;
+        dc.min_samples = 1;
+        dc.event = cut ? NULL : data_event; /* the same files: told once */
+        TRY(zt_dataset_open(&dc, &t->valid_set, err));
+    }
+    struct zt_loader_config lc = {
+        .dataset = t->train_set, .dp_index = t->dp_index, .dp_size = t->dp_size,
+        .local_batch = s->training.local_batch_size, .seq_len = s->training.seq_len,
+        .accumulation = zt_spec_accumulation(s), .shuffle = s->dataset.shuffle,
+        .drop_last = s->dataset.drop_last, .seed = s->dataset.seed, .epochs = s->training.epochs,
+        .tail = s->training.accumulation_tail};
+    TRY(zt_loader_create(&lc, &t->loader, err));
+    t->total_steps = s->training.epochs ? zt_loader_windows(t->loader) : s->training.steps;
+    if (t->total_steps < 1)
+        TRY(zt_fail(err, ZT_EDATA, "%s: %lld samples in %lld epochs do not fill one optimizer step of "
+                    "%lld sequences; add data, or lower training.global_batch_size", s->dataset.path,
+                    (long long)zt_dataset_samples(t->train_set), (long long)s->training.epochs,
+                    (long long)s->training.global_batch_size));
+    t->schedule = zt_spec_schedule(s, t->total_steps);
+    /* Neither text nor token shards can mask a target, so every window's count is known. */
+    t->counts_static = true;
+out:
+    return rc;
+}
+
+static int build_model(struct zt_trainer *t, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    int rc = 0;
+    t->stage = ZT_STAGE_OPEN;
+    TRY(zt_model_table_build(&s->model, &t->table, err));
+    for (int i = 0; i < t->table.n_tensors && s->optimizer.decay_1d; i++)
+        t->table.tensors[i].decay = true;
+    struct zt_model_env env = {t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute};
+    TRY(zt_model_create(&t->table, &env, &t->model, err));
+    size_t n = (size_t)(s->training.local_batch_size * s->training.seq_len) * sizeof *t->tokens;
+    struct zt_stream *compute = zt_device_compute(t->device);
+    void *p = NULL;
+    TRY(zt_malloc(t->alloc, n, compute, ZT_TAG_ACTIVATIONS, "tokens", &p, err));
+    t->tokens = p;
+    TRY(zt_malloc(t->alloc, n, compute, ZT_TAG_ACTIVATIONS, "targets", &p, err));
+    t->targets = p;
+    t->line = calloc((size_t)s->training.seq_len + 1, sizeof *t->line);
+    t->words = calloc((size_t)t->config->world * ZT_CONTROL_WORDS, sizeof *t->words);
+    if (!t->line || !t->words) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+out:
+    return rc;
+}
+
+static int split(struct zt_trainer *t, enum zt_axis axis, const char *name, int *ranks,
+                 struct zt_comm **out, struct zt_error *err) {
+    int n = zt_mesh_group(t->mesh, axis, t->config->rank, ranks);
+    int rc = zt_comm_split(t->world, name, ranks, n, out, err);
+    if (rc == 0) zt_comm_set_timeout(*out, t->spec->comm.train_timeout_seconds);
+    return rc;
+}
+
+static int open_comm(struct zt_trainer *t, struct zt_error *err) {
+    const struct zt_train_config *c = t->config;
+    struct zt_comm_id id = {{0}};
+    int *ranks = calloc((size_t)c->world, sizeof *ranks), rc = 0;
+    t->stage = ZT_STAGE_COMM;
+    if (!ranks) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    if (c->world > 1) {
+        if (c->rank == 0) TRY(zt_comm_mint(&id, err));
+        if (t->hooks->comm_id) TRY(t->hooks->comm_id(t->hooks->arg, c->rank, &id, err));
+    }
+    TRY(zt_comm_init(&id, c->rank, c->world, t->device, t->spec->comm.init_timeout_seconds, &t->world,
+                     err));
+    if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
+        TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
+                              c->progress_bytes - ZT_PROGRESS_RING));
+    TRY(split(t, ZT_AXIS_TENSOR, "tensor", ranks, &t->tensor, err));
+    TRY(split(t, ZT_AXIS_SHARD, "dp_shard", ranks, &t->dp_shard, err));
+    TRY(split(t, ZT_AXIS_REPLICATE, "dp_replicate", ranks, &t->dp_replicate, err));
+    TRY(split(t, ZT_AXIS_WORLD, "control", ranks, &t->control, err));
+    zt_comm_set_timeout(t->world, t->spec->comm.train_timeout_seconds);
+    zt_progress_state(t, ZT_TRAINER_IN_COMM);
+    if (t->hooks->in_comm) TRY(t->hooks->in_comm(t->hooks->arg, err));
+out:
+    free(ranks);
+    return rc;
+}
+
+/* ---- agreement ---- */
+
+/* On a mismatch: which unit differs. per_unit are this rank's sums, all ranks' are gathered. */
+static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_unit, int rank, int other,
+                           struct zt_error *err) {
+    struct zt_coll_why why = {"", "hash of every unit", t->step, true};
+    size_t n = (size_t)t->table.n_units;
+    struct zt_hash128 *all = calloc(n * (size_t)t->config->world, sizeof *all);
+    if (!all) return zt_fail(err, ZT_ENOMEM, "trainer: no host memory");
+    int rc = zt_all_gather(t->control, per_unit, all, (int64_t)n * 2, ZT_I64,
+                           zt_device_compute(t->device), &why, err);
+    size_t u = 0;
+    while (rc == 0 && u < n &&
+           !memcmp(&all[(size_t)rank * n + u], &all[(size_t)other * n + u], sizeof *all))
+        u++;
+    if (rc == 0)
+        rc = zt_fail(err, ZT_EDIVERGED,
+                     "step %lld: rank %d holds other parameters than its replica rank %d, first in unit "
+                     "%s; the run's numbers are not to be trusted: look for a faulty machine or "
+                     "memory on one of the two", (long long)t->step, rank, other,
+                     u < n ? t->table.units[u].name : "?");
+    free(all);
+    return rc;
+}
+
+int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err) {
+    struct zt_coll_why why = {"", "parameter hash", t->step, true};
+    struct zt_hash128 own, *units = calloc((size_t)t->table.n_units, sizeof *units);
+    uint64_t (*all)[2] = calloc((size_t)t->config->world, sizeof *all);
+    int rc = 0;
+    if (!units || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    TRY(zt_runtime_parameter_hash(t->runtime, &own, units, err));
+    uint64_t words[2] = {own.lo, own.hi};
+    TRY(zt_all_gather(t->control, words, all, 2, ZT_I64, zt_device_compute(t->device), &why, err));
+    bool cut = zt_policy(t->spec->parallelism.mode)->shard_optimizer;
+    *global = (struct zt_hash128){0, 0};
+    for (int i = 0; i < t->config->world; i++) {
+        struct zt_coords c = zt_mesh_coords(t->mesh, i), first = c;
+        first.replicate = 0;
+        if (!cut) first.shard = 0; /* whole parameters: shard ranks are replicas too */
+        int other = zt_mesh_rank(t->mesh, first);
+        if (other == i) zt_hash128_add(global, (struct zt_hash128){all[i][0], all[i][1]});
+        else if (memcmp(all[i], all[other], sizeof all[i]))
+            TRY(name_divergence(t, units, i, other, err));
+    }
+out:
+    free(units);
+    free(all);
+    return rc;
+}
+
+/* Before step 1: the same specification and the same model table everywhere, then the same weights. */
+static int agree(struct zt_trainer *t, struct zt_error *err) {
+    struct zt_coll_why why = {"", "specification", 0, true};
+    struct zt_hash128 ignored;
+    const char *spec_hash = t->spec->normalised_hash;
+    uint64_t *all = calloc((size_t)t->config->world, sizeof *all);
+    uint64_t own = XXH3_64bits(spec_hash, strlen(spec_hash));
+    int rc = 0;
+    if (!all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    for (int i = 0; i < t->table.n_tensors; i++) {
+        const struct zt_tensor_def *d = &t->table.tensors[i];
+        own = XXH3_64bits_withSeed(d->name, strlen(d->name), own ^ (uint64_t)d->numel);
+    }
+    TRY(zt_all_gather(t->control, &own, all, 1, ZT_I64, zt_device_compute(t->device), &why, err));
+    for (int i = 1; i < t->config->world; i++)
+        if (all[i] != all[0])
+            TRY(zt_fail(err, ZT_EMISMATCH, "rank %d runs another specification or model than rank 0; "
+                        "all workers of a run must be given the same run.yaml and version", i));
+    TRY(zt_trainer_check_hash(t, &ignored, err));
+out:
+    free(all);
+    return rc;
+}
+
+static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
+    struct zt_runtime_env env = {
+        .spec = t->spec, .table = &t->table, .mesh = t->mesh, .rank = t->config->rank,
+        .device = t->device, .alloc = t->alloc, .ledger = &t->ledger, .ops = t->ops, .ctx = t->ctx,
+        .world = t->world, .dp_shard = t->dp_shard, .dp_replicate = t->dp_replicate,
+        .control = t->control, .intervals = &t->intervals, .progress = t->config->progress};
+    int rc = zt_runtime_create(&env, &t->runtime, err);
+    if (rc) return rc;
+    t->probe = (struct zt_probe){.inner = zt_runtime_source(t->runtime), .device = t->device,
+                                 .intervals = &t->intervals, .progress = t->config->progress};
+    return agree(t, err);
+}
+
+int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {
+    int rc = 0;
+    t->mesh = zt_spec_mesh(t->spec);
+    t->dp_index = zt_mesh_dp_index(t->mesh, t->config->rank);
+    t->dp_size = zt_mesh_dp(t->mesh);
+    zt_progress_state(t, ZT_TRAINER_STARTING);
+    TRY(open_device(t, err));
+    TRY(open_data(t, err));
+    TRY(build_model(t, err));
+    zt_progress_state(t, ZT_TRAINER_READY);
+    if (t->hooks->ready) TRY(t->hooks->ready(t->hooks->arg, err));
+    TRY(open_comm(t, err));
+    t->stage = ZT_STAGE_RUN;
+    TRY(open_runtime(t, err));
+    zt_progress_state(t, ZT_TRAINER_RUNNING);
+out:
+    return rc;
+}
+
+void zt_trainer_close(struct zt_trainer *t, bool failed) {
+    /* A failure of this rank alone: the others, and our own queued collectives, must not wait. */
+    if (failed && t->world) zt_comm_abort(t->world);
+    zt_loader_destroy(t->loader);
+    zt_runtime_destroy(t->runtime);
+    zt_model_destroy(t->model);
+    if (t->control) zt_comm_destroy(t->control);
+    if (t->dp_replicate) zt_comm_destroy(t->dp_replicate);
+    if (t->dp_shard) zt_comm_destroy(t->dp_shard);
+    if (t->tensor) zt_comm_destroy(t->tensor);
+    if (t->world) zt_comm_destroy(t->world);
+    if (t->alloc) {
+        zt_free(t->alloc, t->tokens);
+        zt_free(t->alloc, t->targets);
+        zt_alloc_destroy(t->alloc);
+    }
+    zt_dataset_close(t->valid_set);
+    zt_dataset_close(t->train_set);
+    zt_model_table_free(&t->table);
+    zt_ops_cpu_destroy(t->ctx);
+    if (t->device) zt_device_close(t->device);
+    zt_intervals_free(&t->intervals);
+    zt_window_free(&t->window);
+    free(t->line);
+    free(t->words);
+}

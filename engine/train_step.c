@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/train_step.c: one optimizer step of one rank: window, micro-steps, one control message,
+ * update. Memory and thread rules: train_int.h. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/train_int.h"
+
+/* What every rank says about its window, once per step, before the update. */
+enum word { W_LOSS = 0, W_VALID = ZT_FIXSUM_WORDS, W_ROWS, W_INPUT, W_COMM_NS, W_STOP, W_COUNT };
+_Static_assert((int)W_COUNT <= ZT_CONTROL_WORDS, "control message");
+
+struct totals { struct zt_fixsum loss; int64_t valid, rows, least_comm_ns; bool stop; };
+
+static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t comm_ns,
+                    struct totals *all, struct zt_error *err) {
+    struct zt_coll_why why = {"", "loss, counts and waits of the step", t->step, true};
+    int64_t own[W_COUNT];
+    memcpy(own, loss->word, sizeof loss->word);
+    own[W_VALID] = t->window.valid_tokens;
+    own[W_ROWS] = t->window.total_rows;
+    own[W_INPUT] = t->window.input_tokens;
+    own[W_COMM_NS] = comm_ns;
+    own[W_STOP] = t->hooks->stop && t->hooks->stop(t->hooks->arg);
+    int rc = zt_all_gather(t->control, own, t->words, W_COUNT, ZT_I64, zt_device_compute(t->device),
+                           &why, err);
+    if (rc) return rc;
+    *all = (struct totals){.least_comm_ns = INT64_MAX};
+    for (int i = 0; i < t->config->world; i++) {
+        const int64_t *w = t->words + (ptrdiff_t)i * W_COUNT;
+        if (w[W_COMM_NS] < all->least_comm_ns) all->least_comm_ns = w[W_COMM_NS];
+        all->stop |= w[W_STOP] != 0;
+        /* Tensor ranks see the same data; the first of them speaks for it. */
+        if (zt_mesh_coords(t->mesh, i).tensor != 0) continue;
+        struct zt_fixsum s;
+        memcpy(s.word, w, sizeof s.word);
+        zt_fixsum_merge(&all->loss, &s);
+        all->valid += w[W_VALID];
+        all->rows += w[W_ROWS];
+    }
+    return 0;
+}
+
+/* Forward and backward of the window's micro-batches. */
+static int micro_steps(struct zt_trainer *t, double scale, struct zt_fixsum *loss, int64_t *valid,
+                       struct zt_error *err) {
+    const struct zt_device_ops *dev = zt_device_ops(t->device);
+    struct zt_stream *compute = zt_device_compute(t->device);
+    struct zt_window *w = &t->window;
+    struct zt_unit_source source = zt_probe_source(&t->probe);
+    int rc = 0;
+    for (int64_t i = 0; i < w->micros; i++) {
+        size_t at = (size_t)(i * w->capacity_rows * w->seq_len);
+        size_t bytes = (size_t)(w->rows[i] * w->seq_len) * sizeof *w->tokens;
+        struct zt_batch b = {t->tokens, t->targets, w->rows[i], w->seq_len};
+        if (t->config->progress) atomic_store(&t->config->progress->micro, i);
+        zt_progress_phase(t, ZT_PHASE_FORWARD);
+        TRY(dev->copy(compute, t->tokens, w->tokens + at, bytes, err));
+        TRY(dev->copy(compute, t->targets, w->targets + at, bytes, err));
+        TRY(zt_runtime_micro_begin(t->runtime, i, i == w->micros - 1, err));
+        zt_probe_begin(&t->probe);
+        rc = zt_model_step(t->model, &source, &b, (float)scale, true, false, loss, valid, err);
+        if (rc == 0) TRY(zt_probe_end(&t->probe, err));
+        if (rc) goto out;
+    }
+out:
+    return rc;
+}
+
+/* Loads the next window that has a token to learn from. */
+static int next_window(struct zt_trainer *t, int64_t *valid, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    for (;;) {
+        int rc = zt_window_load(&t->window, t->loader, s->training.local_batch_size,
+                                s->training.seq_len, err);
+        if (rc) return rc;
+        rc = zt_window_valid(&t->window, t->counts_static, t->dp_size, t->control,
+                             zt_device_compute(t->device), t->step, valid, err);
+        if (rc || *valid > 0) return rc;
+        if (t->hooks->event)
+            t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "WINDOW_SKIPPED",
+                            "every target of the window is masked on every rank: skipped");
+    }
+}
+
+static void report_loss(struct zt_trainer *t, const struct zt_fixsum *own, int64_t comm_ns,
+                        const struct totals *all) {
+    struct zt_step_report *r = &t->report;
+    const struct zt_window *w = &t->window;
+    r->loss = zt_fixsum_value(&all->loss) / (double)all->valid;
+    if (w->valid_tokens) r->local_loss = zt_fixsum_value(own) / (double)w->valid_tokens;
+    r->tokens = r->tokens_supervised = w->valid_tokens;
+    r->tokens_input = w->input_tokens;
+    r->tokens_padding = w->input_tokens - w->valid_tokens;
+    r->global_batch = all->rows;
+    r->straggler_wait_seconds = 1e-9 * (double)(comm_ns - all->least_comm_ns);
+}
+
+static int update(struct zt_trainer *t, struct zt_error *err) {
+    struct zt_step_report *r = &t->report;
+    int rc = 0;
+    int64_t start = zt_trainer_now(t);
+    zt_progress_phase(t, ZT_PHASE_OPTIMIZER);
+    r->lr = zt_schedule_lr(&t->schedule, t->step - 1);
+    TRY(zt_runtime_update(t->runtime, r->lr, &r->grad_norm, err));
+    TRY(zt_runtime_collect(t->runtime, err));
+    r->optimizer_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
+out:
+    return rc;
+}
+
+int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
+    struct zt_step_report *r = &t->report;
+    struct zt_fixsum loss;
+    struct totals all;
+    int64_t n_valid = 0, counted = 0, comm_ns = 0, start = zt_trainer_now(t);
+    int rc = 0;
+    zt_fixsum_zero(&loss);
+    zt_intervals_begin_step(&t->intervals, start);
+    zt_probe_step(&t->probe);
+    TRY(next_window(t, &n_valid, err));
+    r->data_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
+    TRY(zt_runtime_window_begin(t->runtime, t->step, err));
+    TRY(micro_steps(t, 1.0 / (double)n_valid, &loss, &counted, err));
+    TRY(zt_runtime_wait_gradients(t->runtime, err));
+    TRY(zt_runtime_collect(t->runtime, err));
+    if (zt_intervals_comm_ns(&t->intervals, INT64_MAX, &comm_ns))
+        TRY(zt_fail(err, ZT_ENOMEM, "step intervals: no host memory"));
+    TRY(exchange(t, &loss, comm_ns, &all, err));
+    if (counted != t->window.valid_tokens || all.valid != n_valid)
+        TRY(zt_fail(err, ZT_EINTERNAL, "step %lld: %lld tokens were counted, %lld announced",
+                    (long long)t->step, (long long)all.valid, (long long)n_valid));
+    report_loss(t, &loss, comm_ns, &all);
+    if (!isfinite(r->loss)) /* every rank has the same sum, so all of them stop here */
+        TRY(zt_fail(err, ZT_ENAN, "step %lld: the loss is not finite; no parameter was changed. Lower "
+                    "optimizer.lr or look at the data of this step", (long long)t->step));
+    TRY(update(t, err));
+    t->stop = all.stop;
+    int64_t end = zt_trainer_now(t);
+    if (zt_intervals_finish(&t->intervals, end, &r->exposed))
+        TRY(zt_fail(err, ZT_ENOMEM, "step intervals: no host memory"));
+    r->step_seconds = 1e-9 * (double)(end - start);
+    r->forward_seconds = 1e-9 * (double)t->probe.forward_ns;
+    r->backward_seconds = 1e-9 * (double)t->probe.backward_ns;
+    r->sent_bytes = zt_runtime_sent_bytes(t->runtime);
+out:
+    return rc;
+}
