@@ -1,0 +1,33 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's matrix product in the three forms of a linear layer, fp32, result written in place.
+  peer_gemm.py [--op fwd|dx|dw] [--rows 2048] [--in 768] [--out 3072] [--threads 2] [--repeat 15]"""
+import argparse
+import statistics
+import time
+
+import peer_common
+
+p = argparse.ArgumentParser()
+p.add_argument("--op", choices=("fwd", "dx", "dw"), default="fwd")
+for name, default in (("rows", 2048), ("in", 768), ("out", 3072), ("threads", 2), ("repeat", 15)):
+    p.add_argument("--" + name, type=int, default=default, dest=name + "_")
+A = p.parse_args()
+peer_common.settle(A.threads_)
+import torch  # noqa: E402
+
+torch.set_num_threads(A.threads_)
+torch.manual_seed(1)
+x, w, dy = (torch.rand(s) * 2 - 1 for s in ((A.rows_, A.in_), (A.out_, A.in_), (A.rows_, A.out_)))
+a, b = {"fwd": (x, w.t()), "dx": (dy, w), "dw": (dy.t(), x)}[A.op]
+c = torch.empty(a.shape[0], b.shape[1])
+times = []
+for i in range(A.repeat_ + 2):
+    t = time.perf_counter()
+    torch.mm(a, b, out=c)
+    if i >= 2:
+        times.append(time.perf_counter() - t)
+ms = statistics.median(times) * 1e3
+peer_common.say(bench="gemm", impl="pytorch-" + torch.__version__, op=A.op, rows=A.rows_, **{"in": A.in_}, out=A.out_,
+                threads=A.threads_, ms=round(ms, 4), min_ms=round(min(times) * 1e3, 4),
+                gflops=round(2e-6 * A.rows_ * A.in_ * A.out_ / ms, 1))

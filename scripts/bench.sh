@@ -1,0 +1,114 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs our benchmark programs and their PyTorch peers, round by round in turn, so that both see the same
+# machine; prints medians and ratios (above 1: we are faster), and every raw JSON line to a file.
+#   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
+# NAME: adamw, gemm, collective or train_step. The peers need python3-torch; without it the rows say so.
+# Times on a busy machine mean little: look at other_load in the raw lines.
+set -eu
+cd "$(dirname "$0")/.."
+build=build rounds=3 only= size=normal out=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --build) build=$2; shift 2 ;;
+    --rounds) rounds=$2; shift 2 ;;
+    --only) only=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --quick) size=quick; shift ;;
+    --full) size=full; shift ;;
+    *) echo "bench.sh: unknown argument '$1'; see the head of the script" >&2; exit 2 ;;
+    esac
+done
+case $rounds in '' | *[!0-9]* | 0) echo "bench.sh: --rounds wants a number of at least 1" >&2; exit 2 ;; esac
+if [ ! -x "$build/bench/bench-adamw" ]; then
+    echo "bench.sh: $build/bench/bench-adamw is not there; run: meson setup $build && ninja -C $build" >&2
+    exit 2
+fi
+
+# Settings that people use to tune a BLAS would change what is compared.
+unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OPENBLAS_NUM_THREADS OMP_NUM_THREADS MKL_NUM_THREADS || :
+python=
+for p in /usr/bin/python3 python3; do
+    if "$p" -c 'import torch' 2>/dev/null; then python=$p; break; fi
+done
+export PYTHONDONTWRITEBYTECODE=1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+[ -n "$out" ] || out=$build/bench/results.jsonl
+: >"$out"
+
+# value METRIC FILE: the metric of every line, one a line; a null has none
+values() { sed -n 's/.*"'"$1"'":\([0-9.][0-9.eE+-]*\)[,}].*/\1/p' "$2"; }
+median() { sort -n | awk '{v[NR]=$1} END {if (NR) printf "%.3f", NR%2 ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
+
+# row METRIC PROGRAM PEER ARGUMENTS...: PROGRAM and PEER take the same arguments
+failed=0
+row() {
+    metric=$1 program=$2 peer=$3
+    shift 3
+    [ -z "$only" ] || [ "$only" = "$peer" ] || return 0
+    if [ ! -x "$build/bench/$program" ]; then
+        printf '%-12s %-58s %s\n' "$peer" "$*" "not built"
+        return 0
+    fi
+    : >"$scratch/ours"
+    : >"$scratch/peer"
+    i=0
+    while [ $i -lt "$rounds" ]; do
+        if ! "$build/bench/$program" "$@" >>"$scratch/ours"; then
+            printf '%-12s %-58s %s\n' "$peer" "$*" "FAILED"
+            failed=1
+            return 0
+        fi
+        [ -z "$python" ] || "$python" "bench/peer_$peer.py" "$@" >>"$scratch/peer" 2>"$scratch/errors" || :
+        i=$((i + 1))
+    done
+    cat "$scratch/ours" "$scratch/peer" >>"$out"
+    a=$(values "$metric" "$scratch/ours" | median)
+    b=$(values "$metric" "$scratch/peer" | median)
+    if [ -z "$python" ]; then
+        b="peer not installed" ratio=
+    elif [ -z "$b" ]; then
+        b="peer cannot" ratio=
+    else
+        ratio=$(awk -v a="$a" -v b="$b" 'BEGIN {if (a > 0) printf "%.2f", b / a}')
+    fi
+    printf '%-12s %-58s %-8s %12s %18s %7s\n' "$peer" "$*" "$metric" "$a" "$b" "$ratio"
+}
+
+printf '%-12s %-58s %-8s %12s %18s %7s\n' what arguments metric ztrain pytorch ratio
+step="--layers 4 --dim 256 --heads 4 --seq 256 --vocab 256"
+if [ $size = quick ]; then
+    row ms bench-adamw adamw --n 1000000 --threads 1
+    row ms bench-gemm gemm --op fwd --rows 2048 --in 256 --out 1024
+    row us bench-collective collective --op all_reduce --world 2 --bytes 1048576
+    row ms bench-train-step train_step --layers 2 --dim 128 --heads 2 --seq 64 --batch 4 --steps 4 --warmup 1
+    exit $failed
+fi
+for threads in 1 2; do
+    row ms bench-adamw adamw --n 1000000 --threads $threads
+    row ms bench-adamw adamw --n 30000000 --threads $threads
+    row norm_ms bench-adamw adamw --n 30000000 --threads $threads
+    for op in fwd dx dw; do
+        row ms bench-gemm gemm --op $op --rows 2048 --in 256 --out 1024 --threads $threads
+        row ms bench-gemm gemm --op $op --rows 2048 --in 768 --out 3072 --threads $threads
+    done
+done
+row us bench-collective collective --op barrier --world 2
+for world in 2 4; do
+    for op in all_reduce all_gather reduce_scatter broadcast; do
+        for bytes in 16384 1048576 16777216; do
+            row us bench-collective collective --op $op --world $world --bytes $bytes
+        done
+    done
+done
+row ms bench-train-step train_step $step --batch 8 --threads 1
+row ms bench-train-step train_step $step --batch 8 --threads 2
+row ms bench-train-step train_step $step --batch 4 --threads 1 --world 2
+if [ $size = full ]; then
+    row ms bench-train-step train_step --layers 6 --dim 384 --heads 6 --batch 8 --threads 2
+    row ms bench-train-step train_step --layers 6 --dim 384 --heads 6 --batch 4 --threads 1 --world 2
+    row ms bench-train-step train_step --layers 12 --dim 768 --heads 12 --vocab 50304 --batch 4 --steps 3 --warmup 1
+fi
+echo "raw lines: $out"
+exit $failed
