@@ -9,6 +9,10 @@
  * A dead peer is ZT_EPEER within 1 s on every other rank. Sums of fp32 are taken in group-rank order
  * 0..n-1, one rounding per add, independent of chunking: same bits for any path.
  *
+ * After a failure every later collective of the world communicator and its groups fails too. Work
+ * queued on a stream must be waited for (stream_sync) before its communicator is destroyed. A group
+ * may be used from several streams: its collectives run in the order of the calls.
+ *
  * Roots: give the global or the group rank; both is ZT_EINVAL. Thread rule: the trainer thread calls,
  * the stream's thread works. Every collective is appended to the event log (see zt_comm_log). */
 #ifndef ZT_ENGINE_COMM_H
@@ -29,7 +33,8 @@ const char *zt_coll_name(enum zt_coll c); /* "all_reduce", ... */
 struct zt_coll_why { const char *unit; const char *reason; int64_t step; bool control; };
 
 struct zt_coll_record {
-    int64_t seq;                 /* per group, from 1 */
+    int64_t id;                  /* over all groups of the world communicator, from 1 */
+    int64_t seq;                 /* per group, from 1; a split takes a number too */
     char group[16];              /* "world", "tensor", "dp_shard", "dp_replicate", "dp", "control" */
     enum zt_coll kind;
     enum zt_dtype dtype;
@@ -56,7 +61,15 @@ void zt_comm_abort(struct zt_comm *c);
 
 int zt_comm_rank(const struct zt_comm *c);  /* in the group */
 int zt_comm_size(const struct zt_comm *c);
-double zt_comm_set_timeout(struct zt_comm *c, double seconds); /* collective deadline; returns the old one */
+/* Deadline of a collective (default 300 s; a group made by split starts with its parent's);
+ * returns the old one. */
+double zt_comm_set_timeout(struct zt_comm *c, double seconds);
+/* Global rank of the peer that died (ZT_EPEER) or did not arrive (ZT_ETIMEOUT; the lowest), -1 when
+ * nothing failed or no rank is to blame. Any thread. */
+int zt_comm_failed_rank(const struct zt_comm *c);
+/* What this rank finished in this group since it was made; control traffic (why->control) apart. */
+struct zt_comm_totals { int64_t collectives, sent_bytes, control_collectives, control_sent_bytes; };
+struct zt_comm_totals zt_comm_totals(const struct zt_comm *c); /* any thread */
 
 #define ZT_ROOT_NONE (-1)
 int zt_broadcast(struct zt_comm *c, void *buf, int64_t count, enum zt_dtype t, int global_root,
@@ -76,12 +89,16 @@ int zt_barrier(struct zt_comm *c, struct zt_stream *s, const struct zt_coll_why 
                struct zt_error *err);
 
 /* The event log: a ring of the newest `trace_buf_size` (default 4096) records over all groups of the
- * world communicator. Copies up to max records with seq_global > after, oldest first. */
+ * world communicator. Copies up to max records with id > after, oldest first; returns how many. The
+ * trainer thread. */
 int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record *out, int64_t max);
 /* Puts the ring into memory that outlives this process (supervisor's mapping); before any collective.
  * bytes >= zt_comm_log_bytes(entries). */
 size_t zt_comm_log_bytes(int64_t entries);
 int zt_comm_log_place(struct zt_comm *world, void *memory, size_t bytes);
+/* Reads a placed ring, also in another process and after the writer's death; < 0 = not a ring. */
+int64_t zt_comm_log_read(const void *memory, size_t bytes, int64_t after,
+                         struct zt_coll_record *out, int64_t max);
 
 /* The table behind it all, for implementations. */
 struct zt_comm_impl {
