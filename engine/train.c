@@ -52,6 +52,7 @@ static void explain(const struct zt_trainer *t, int rc, struct zt_train_result *
     result->reason = zt_train_reason(rc, t->stage);
     result->phase = t->ledger.phase;
     result->failed_step = t->step;
+    if ((rc == ZT_EPEER || rc == ZT_ETIMEOUT) && t->world) result->peer = zt_comm_failed_rank(t->world);
     if (rc == ZT_EOOM && t->alloc && zt_alloc_last_oom(t->alloc)) {
         result->oom = *zt_alloc_last_oom(t->alloc);
         result->has_oom = true;

@@ -11,7 +11,8 @@
  *                           gradients may be read. Window's last micro-step, or each (policy.when).
  *   (2) reduce -> compute   `reduced` of the group: waited for in launch order, either before the
  *                           update or, where sharded gradients are added up, before the next
- *                           reduction is launched. After it a gradient buffer may be freed.
+ *                           reduction is launched and before the group's next backward. After it
+ *                           a gradient buffer may be freed or written again.
  *   (3) gather -> compute   `gathered` of the group: the whole parameters are there.
  *   (4) compute -> gather   before a gather into a new buffer: the memory may be that of a gathered
  *                           copy that compute has just finished with.
@@ -354,8 +355,12 @@ static int backward_begin(void *arg, int unit, struct zt_unit_view *view, struct
         return zt_fail(err, ZT_EINTERNAL, "backward of unit %d outside a window", unit);
     int rc = acquire(r, unit, "gather for backward: freed after forward", err);
     if (rc) return rc;
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++)
-        if ((rc = rt_gradient_use(r, &r->groups[r->layout.unit_groups[k]], err))) return rc;
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
+        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
+        /* Its buffer of the last micro-step may still be read by the reduce stream. */
+        if (g->in_flight && (rc = wait_launched(r, err))) return rc;
+        if ((rc = rt_gradient_use(r, g, err))) return rc;
+    }
     fill_view(r, unit, true, view);
     return 0;
 }

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tests/engine/bench.h: one rank with a device, communicators, a small GPT-2 and the sharding runtime,
+ * fed with made-up tokens: token k of a sample is a function of the sample's number alone, so any
+ * division over ranks and micro-steps trains on the same data. For forked ranks (see ranks.h). */
+#ifndef ZT_TESTS_ENGINE_BENCH_H
+#define ZT_TESTS_ENGINE_BENCH_H
+#include "core/rng.h"
+#include "engine/shard/runtime_int.h"
+#include "tests/engine/ranks.h"
+
+#define BENCH_T 16
+#define BENCH_ROWS 64
+
+struct bench_options {
+    const char *more;            /* lines added to the specification, NULL = none */
+    const struct zt_policy *row; /* NULL = the mode of the specification */
+    int shard;                   /* shard degree, 0 = 1 */
+    size_t capacity;             /* 0 = 64 MiB */
+    int threads;
+    bool no_overlap;             /* options that run.yaml does not open yet */
+    double bucket_mib;
+};
+struct bench {
+    int rank, world;
+    struct zt_spec spec;
+    struct zt_mesh mesh;
+    struct zt_device *device;
+    struct zt_ledger ledger;
+    struct zt_alloc *alloc;
+    struct zt_ops_ctx *ctx;
+    struct zt_model_table table;
+    struct zt_model *model;
+    struct zt_comm *comm, *dp_shard, *dp_replicate, *control;
+    struct zt_intervals intervals;
+    struct zt_runtime *runtime;
+    int32_t *tokens, *targets;
+    double norm, loss;
+};
+
+static inline int bench_spec(struct bench *b, const struct bench_options *o, struct zt_error *e) {
+    char text[2048];
+    snprintf(text, sizeof text,
+             "version: 1\nname: bench\n"
+             "model: {family: gpt2, layers: 3, heads: 2, dim: 32, vocab_size: 64, seq_len_max: %d}\n"
+             "dataset: {path: /nowhere, tokenizer: none}\n"
+             "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
+             BENCH_T, BENCH_T, o->more ? o->more : "");
+    int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
+    if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
+    if (rc) return rc;
+    int shard = o->shard ? o->shard : 1;
+    b->mesh = (struct zt_mesh){b->world / shard, shard, 1};
+    if (o->row) b->spec.parallelism.mode = o->row->mode;
+    b->spec.parallelism.overlap = !o->no_overlap;
+    b->spec.parallelism.bucket_mib = o->bucket_mib;
+    return 0;
+}
+
+static inline int bench_split(struct bench *b, enum zt_axis axis, const char *name,
+                              struct zt_comm **out, struct zt_error *e) {
+    int ranks[RANKS_MAX];
+    int n = zt_mesh_group(b->mesh, axis, b->rank, ranks);
+    return zt_comm_split(b->comm, name, ranks, n, out, e);
+}
+
+static inline int bench_open(struct bench *b, int rank, int world, struct ranks_shared *shared,
+                             const struct bench_options *o, struct zt_error *e) {
+    struct zt_comm_id id = {{0}};
+    void *p = NULL;
+    int rc = 0;
+    memset(b, 0, sizeof *b);
+    b->rank = rank;
+    b->world = world;
+    RT_TRY(bench_spec(b, o, e));
+    struct zt_device_config dc = {"cpu", o->capacity ? o->capacity : (size_t)64 << 20};
+    struct zt_alloc_options ao = {0, 0};
+    RT_TRY(zt_device_open(&dc, &b->device, e));
+    zt_ledger_init(&b->ledger);
+    RT_TRY(zt_alloc_create(b->device, &b->ledger, &ao, &b->alloc, e));
+    RT_TRY(zt_ops_cpu_create(o->threads ? o->threads : 1, NULL, NULL, &b->ctx, e));
+    RT_TRY(zt_model_table_build(&b->spec.model, &b->table, e));
+    struct zt_model_env env = {zt_ops_cpu(), b->ctx, b->alloc, b->device, &b->ledger, ZT_F32};
+    RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
+    if (world > 1) {
+        if (rank == 0) RT_TRY(zt_comm_mint(&id, e));
+        RT_TRY(ranks_exchange(shared, rank, &id, e));
+    }
+    RT_TRY(zt_comm_init(&id, rank, world, b->device, 60, &b->comm, e));
+    RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));
+    RT_TRY(bench_split(b, ZT_AXIS_REPLICATE, "dp_replicate", &b->dp_replicate, e));
+    RT_TRY(bench_split(b, ZT_AXIS_WORLD, "control", &b->control, e));
+    struct zt_runtime_env re = {.spec = &b->spec, .table = &b->table, .mesh = b->mesh, .rank = rank,
+                                .device = b->device, .alloc = b->alloc, .ledger = &b->ledger,
+                                .ops = zt_ops_cpu(), .ctx = b->ctx, .world = b->comm,
+                                .dp_shard = b->dp_shard, .dp_replicate = b->dp_replicate,
+                                .control = b->control, .intervals = &b->intervals};
+    RT_TRY(rt_create(&re, o->row ? o->row : zt_policy(b->spec.parallelism.mode), &b->runtime, e));
+    RT_TRY(zt_malloc(b->alloc, BENCH_ROWS * BENCH_T * 4, zt_device_compute(b->device),
+                     ZT_TAG_ACTIVATIONS, "tokens", &p, e));
+    b->tokens = p;
+    RT_TRY(zt_malloc(b->alloc, BENCH_ROWS * BENCH_T * 4, zt_device_compute(b->device),
+                     ZT_TAG_ACTIVATIONS, "targets", &p, e));
+    b->targets = p;
+out:
+    return rc;
+}
+
+static inline void bench_close(struct bench *b) {
+    zt_runtime_destroy(b->runtime);
+    zt_model_destroy(b->model);
+    if (b->control) zt_comm_destroy(b->control);
+    if (b->dp_replicate) zt_comm_destroy(b->dp_replicate);
+    if (b->dp_shard) zt_comm_destroy(b->dp_shard);
+    if (b->comm) zt_comm_destroy(b->comm);
+    if (b->alloc) {
+        zt_free(b->alloc, b->tokens);
+        zt_free(b->alloc, b->targets);
+        zt_alloc_destroy(b->alloc);
+    }
+    zt_model_table_free(&b->table);
+    zt_ops_cpu_destroy(b->ctx);
+    if (b->device) zt_device_close(b->device);
+    zt_intervals_free(&b->intervals);
+    zt_spec_free(&b->spec);
+}
+
+static inline int32_t bench_token(int64_t sample, int64_t k) {
+    uint32_t w[4];
+    zt_rng_words(3, ZT_RNG_TEST, 0, 0, (uint64_t)(sample * 1000 + k), w);
+    return (int32_t)(w[0] % 64);
+}
+
+static inline void bench_row(struct bench *b, int64_t at, int64_t sample) {
+    for (int64_t k = 0; k < BENCH_T; k++) {
+        b->tokens[at * BENCH_T + k] = bench_token(sample, k);
+        b->targets[at * BENCH_T + k] = bench_token(sample, k + 1);
+    }
+}
+
+/* Forward and backward of a window over samples [first, first + n): `micros` micro-steps, rows dealt to
+ * ranks in turn inside each. Leaves the reduced gradients where they are. */
+static inline int bench_window(struct bench *b, int64_t step, int64_t first, int64_t n, int64_t micros,
+                               struct zt_error *e) {
+    struct zt_unit_source s = zt_runtime_source(b->runtime);
+    struct zt_fixsum loss;
+    int64_t valid = 0, rows = n / micros / b->world;
+    int dp = zt_mesh_dp_index(b->mesh, b->rank), rc = 0;
+    zt_fixsum_zero(&loss);
+    zt_intervals_begin_step(&b->intervals, rt_now(b->runtime));
+    RT_TRY(zt_runtime_window_begin(b->runtime, step, e));
+    for (int64_t m = 0; m < micros; m++) {
+        for (int64_t i = 0; i < rows; i++) bench_row(b, i, first + (m * rows + i) * b->world + dp);
+        struct zt_batch batch = {b->tokens, b->targets, rows, BENCH_T};
+        RT_TRY(zt_runtime_micro_begin(b->runtime, m, m == micros - 1, e));
+        RT_TRY(zt_model_step(b->model, &s, &batch, (float)(1.0 / (double)(n * BENCH_T)), true, false,
+                             &loss, &valid, e));
+    }
+    RT_TRY(zt_runtime_wait_gradients(b->runtime, e));
+    b->loss = zt_fixsum_value(&loss) / (double)(n * BENCH_T); /* this rank's part */
+out:
+    return rc;
+}
+
+static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64_t n, int64_t micros,
+                             struct zt_error *e) {
+    int rc = bench_window(b, step, first, n, micros, e);
+    if (rc == 0) rc = zt_runtime_update(b->runtime, 1e-2, &b->norm, e);
+    if (rc == 0) rc = zt_runtime_collect(b->runtime, e);
+    return rc;
+}
+
+#endif
