@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/cmd.h: one function per command; each returns the process's exit code and has said on
+ * stderr what went wrong. Shared helpers below. One thread. */
+#ifndef ZT_ZCTL_CMD_H
+#define ZT_ZCTL_CMD_H
+#include <jansson.h>
+#include "clients/zctl/options.h"
+#include "clients/zctl/source.h"
+#include "core/spec.h"
+
+int zt_cmd_run(const struct zt_options *o);
+int zt_cmd_submit(const struct zt_options *o);
+int zt_cmd_validate(const struct zt_options *o);
+int zt_cmd_status(const struct zt_options *o);
+int zt_cmd_list(const struct zt_options *o);
+int zt_cmd_watch(const struct zt_options *o);
+int zt_cmd_metrics(const struct zt_options *o);
+int zt_cmd_memory(const struct zt_options *o);
+int zt_cmd_logs(const struct zt_options *o);
+int zt_cmd_events(const struct zt_options *o);
+int zt_cmd_cancel(const struct zt_options *o);
+int zt_cmd_wait(const struct zt_options *o);
+int zt_cmd_workers(const struct zt_options *o);
+int zt_cmd_version(const struct zt_options *o);
+
+/* "zctl: message" on stderr, escaped line by line; returns the exit code of `code`. */
+int zt_report(int code, const struct zt_error *err);
+/* As zt_report, but the message stands alone (it starts with file:line:col). */
+int zt_report_bare(int code, const struct zt_error *err);
+/* Exit code of a run's state: SUCCEEDED 0, FAILED 1, CANCELLED 9; -1: not ended. */
+int zt_exit_of_state(const char *state);
+/* "FAILED: OOM_DEVICE: rank 1 ..." on one line, escaped, in `buf`. */
+const char *zt_state_line(const Zt__RunDetail *d, char *buf, size_t n);
+
+/* ---- submit.c: run files ---- */
+struct zt_run_file {
+    char *text;
+    size_t bytes;
+    char file[ZT_PATH_MAX];        /* as typed, for messages */
+    char folder[ZT_PATH_MAX];      /* absolute folder of the file */
+    const char *set[ZT_MAX_SETS + 4];
+    char added[4][2 * ZT_PATH_MAX + 32]; /* overrides of ours: absolute paths, the name */
+    int n_set;
+    struct zt_spec spec;           /* parsed, not resolved */
+};
+/* Reads, parses and checks; relative data paths become absolute overrides. */
+int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
+void zt_run_file_free(struct zt_run_file *f);
+/* A new request key each; f must live while *req is used. */
+struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 4]; };
+int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
+                           const struct zt_options *o, int workers, struct zt_error *err);
+
+/* ---- read.c ---- */
+/* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
+int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char *run, bool ranks,
+                     int64_t after, json_t *rows, int64_t *last, struct zt_error *err);
+int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err);
+int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_answer *a,
+                 struct zt_error *err);
+void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d);
+
+/* ---- follow.c ---- */
+struct zt_follow;
+/* Prints new log lines and events of a run to `out` until the next call. */
+struct zt_follow *zt_follow_new(const struct zt_options *o, const char *run);
+void zt_follow_free(struct zt_follow *f);
+/* Everything there is now; state: the run's, by the logs' own answer. */
+int zt_follow_logs(struct zt_follow *f, struct zt_source *s, FILE *out, struct zt_error *err);
+int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32_t least_level,
+                     struct zt_error *err);
+void zt_follow_flush(struct zt_follow *f, FILE *out); /* lines without their end */
+/* After this Ctrl-C leaves with 130 and says that the run goes on. */
+void zt_detach_on_interrupt(void);
+
+#endif

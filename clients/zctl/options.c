@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/options.c: the table, its parser and the help made from it. */
+#include "clients/zctl/options.h"
+#include <errno.h>
+#include <locale.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "core/units.h"
+
+static const struct { const char *name, *subject; bool needed; const char *help, *example; } commands[] = {
+    [ZT_CMD_RUN] = {"run", "FILE", true,
+                    "Train on this machine: starts a private coordinator and workers, follows the run, "
+                    "prints a summary and stops what it started. Ctrl-C cancels the run, a second one "
+                    "kills it.",
+                    "zctl run examples/quickstart.yaml --workers 4"},
+    [ZT_CMD_SUBMIT] = {"submit", "FILE", true, "Check a run file and hand it to the coordinator.",
+                       "zctl submit run.yaml --set training.steps=100 -f"},
+    [ZT_CMD_VALIDATE] = {"validate", "FILE", true,
+                         "Check a run file without a coordinator; problems are shown as "
+                         "FILE:LINE:COLUMN: KEY: REASON.",
+                         "zctl validate run.yaml --workers 8"},
+    [ZT_CMD_STATUS] = {"status", "RUN", false, "What runs where and how far; with RUN, that run in detail.",
+                       "zctl status quickstart"},
+    [ZT_CMD_LIST] = {"list", NULL, false, "All runs, the newest first, ended ones too.",
+                     "zctl list --active"},
+    [ZT_CMD_WATCH] = {"watch", "RUN", false, "status again and again until the run ends.",
+                      "zctl watch quickstart --interval 1"},
+    [ZT_CMD_METRICS] = {"metrics", "RUN", true,
+                        "Loss, speed, memory peaks and exposed communication of every step.",
+                        "zctl metrics quickstart --rank all -o jsonl"},
+    [ZT_CMD_MEMORY] = {"memory", "RUN", true,
+                       "Measured peaks per rank and window, split by what the memory was for.",
+                       "zctl memory quickstart"},
+    [ZT_CMD_LOGS] = {"logs", "RUN", true, "Output of the trainers.", "zctl logs quickstart -f --rank 0"},
+    [ZT_CMD_EVENTS] = {"events", "RUN", false, "What happened: states, faults, warnings.",
+                       "zctl events quickstart"},
+    [ZT_CMD_CANCEL] = {"cancel", "RUN", true, "End a run. Doing it twice is no error.",
+                       "zctl cancel quickstart"},
+    [ZT_CMD_WAIT] = {"wait", "RUN", true, "Wait until a run has ended; the exit code says how.",
+                     "zctl wait quickstart --timeout 600"},
+    [ZT_CMD_WORKERS] = {"workers", NULL, false, "The workers and what they do.", "zctl workers"},
+    [ZT_CMD_VERSION] = {"version", NULL, false, "Versions of this program and of the coordinator.",
+                        "zctl version"},
+    [ZT_CMD_HELP] = {"help", "COMMAND", false, "This text, or that of a command.", "zctl help run"},
+};
+
+#define ON(c) (1u << ZT_CMD_##c)
+#define EVERYWHERE ((1u << ZT_CMD_COUNT) - 1)
+
+enum {
+    OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
+    OPT_WORKERS, OPT_FOLLOW, OPT_FORCE, OPT_SHOW, OPT_NOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP,
+    OPT_EVERY, OPT_ATTEMPT, OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_INTERVAL
+};
+
+static const struct zt_option rows[] = {
+    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE), OPT_WORKERS,
+     "Number of workers; the degrees left out fill them."},
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE), OPT_SET,
+     "Override a key of the run file; may be given again."},
+    {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
+    {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
+     "Keep printing until the run ends; Ctrl-C leaves the run alone."},
+    {"--force", 0, NULL, ON(SUBMIT), OPT_FORCE, "Submit although the plan says that it does not fit."},
+    {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
+    {"--now", 0, NULL, ON(CANCEL), OPT_NOW, "Kill the trainers without a grace period."},
+    {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
+     "Memory of each worker; default: its share of half of what is free."},
+    {"--threads", 0, "N", ON(RUN), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
+    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY), OPT_RANK,
+     "Rows per rank: all of them, or a list such as 0,3."},
+    {"--step", 0, "A:B", ON(METRICS), OPT_STEP, "Steps A to B; either may be left out."},
+    {"--every", 0, "N", ON(METRICS), OPT_EVERY, "Only every Nth step."},
+    {"--attempt", 0, "G", ON(LOGS), OPT_ATTEMPT, "Of generation G; default: the newest."},
+    {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
+    {"--limit", 0, "N", ON(LIST), OPT_LIMIT, "At most N runs."},
+    {"--active", 0, NULL, ON(LIST), OPT_ACTIVE, "Only runs that have not ended."},
+    {"--interval", 0, "S", ON(WATCH), OPT_INTERVAL, "Seconds between looks; default 2."},
+    {"--coord", 0, "HOST:PORT", EVERYWHERE, OPT_COORD,
+     "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000."},
+    {"--token-file", 0, "FILE", EVERYWHERE, OPT_TOKEN,
+     "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user."},
+    {"--state", 0, "DIR", EVERYWHERE, OPT_STATE,
+     "Read a coordinator's state folder; no daemon is needed. With run: the folder to use."},
+    {"--output", 'o', "FORMAT", EVERYWHERE, OPT_OUTPUT,
+     "table, json, jsonl (one object a line) or csv; else ZCTL_OUTPUT."},
+    {"--color", 0, "WHEN", EVERYWHERE, OPT_COLOR, "auto, always or never; NO_COLOR is respected."},
+    {"--timeout", 0, "S", EVERYWHERE, OPT_TIMEOUT, "Give up after S seconds (exit code 124)."},
+    {"--help", 'h', NULL, EVERYWHERE, OPT_HELP, "Help on the command."},
+};
+#define N_ROWS ((int)(sizeof rows / sizeof rows[0]))
+
+const struct zt_option *zt_option_row(int i) { return i >= 0 && i < N_ROWS ? &rows[i] : NULL; }
+
+const char *zt_command_name(enum zt_command c) { return commands[c].name; }
+
+int zt_command_find(const char *name) {
+    for (int i = 0; i < ZT_CMD_COUNT; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+int zt_exit_code(int code) {
+    switch (code) {
+    case ZT_OK: return ZT_EXIT_OK;
+    case ZT_EINVAL:
+    case ZT_EUNSUPPORTED: return ZT_EXIT_USAGE;
+    case ZT_ENOTFOUND: return ZT_EXIT_NOTFOUND;
+    case ZT_EAUTH: return ZT_EXIT_AUTH;
+    case ZT_ECONFLICT: return ZT_EXIT_CONFLICT;
+    case ZT_EUNREACHABLE: return ZT_EXIT_UNREACHABLE;
+    case ZT_ENOPLACE: return ZT_EXIT_NOPLACE;
+    case ZT_EVERSION: return ZT_EXIT_VERSION;
+    case ZT_ECANCELLED: return ZT_EXIT_CANCELLED;
+    case ZT_ETIMEOUT: return ZT_EXIT_TIMEOUT;
+    default: return ZT_EXIT_OTHER;
+    }
+}
+
+/* ---------------------------------------------------------------------------------- values */
+
+static int bad_value(struct zt_error *err, const char *option, const char *value, const char *wanted) {
+    return zt_fail(err, ZT_EINVAL, "%s %.60s: expected %s", option, value, wanted);
+}
+
+static int whole(const char *option, const char *value, int64_t min, int64_t max, int64_t *out,
+                 struct zt_error *err) {
+    char *end, wanted[80];
+    errno = 0;
+    long long v = strtoll(value, &end, 10);
+    bool digits = value[0] >= '0' && value[0] <= '9' && *end == '\0';
+    if (!digits || errno == ERANGE || v < min || v > max) {
+        snprintf(wanted, sizeof wanted, "a whole number from %lld to %lld", (long long)min,
+                 (long long)max);
+        return bad_value(err, option, value, wanted);
+    }
+    *out = v;
+    return 0;
+}
+
+static int count(const char *option, const char *value, int max, int *out, struct zt_error *err) {
+    int64_t v = 0;
+    int rc = whole(option, value, 1, max, &v, err);
+    *out = (int)v;
+    return rc;
+}
+
+static int seconds(const char *option, const char *value, double max, double *out, struct zt_error *err) {
+    char *end;
+    double v = strtod(value, &end);
+    if (end == value || *end != '\0' || !isfinite(v) || v <= 0 || v > max)
+        return bad_value(err, option, value, "a number above 0");
+    *out = v;
+    return 0;
+}
+
+static int word(const char *option, const char *value, const char *const *names, int n, int *out,
+                struct zt_error *err) {
+    char list[120] = "one of ";
+    for (int i = 0; i < n; i++) {
+        if (strcmp(names[i], value) == 0) {
+            *out = i;
+            return 0;
+        }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", names[i]);
+    }
+    return bad_value(err, option, value, list);
+}
+
+static int format(const char *option, const char *value, struct zt_options *o, struct zt_error *err) {
+    static const char *const names[] = {"table", "json", "jsonl", "csv"};
+    int v = 0, rc = word(option, value, names, 4, &v, err);
+    o->format = (enum zt_format)v;
+    return rc;
+}
+
+static int color(const char *value, struct zt_options *o, struct zt_error *err) {
+    static const char *const names[] = {"auto", "always", "never"};
+    int v = 0, rc = word("--color", value, names, 3, &v, err);
+    o->color = (enum zt_color)v;
+    return rc;
+}
+
+static int ranks(const char *value, struct zt_options *o, struct zt_error *err) {
+    if (strcmp(value, "all") == 0) {
+        o->ranks_all = true;
+        return 0;
+    }
+    for (const char *p = value;; p++) {
+        char one[16];
+        size_t n = strcspn(p, ",");
+        int64_t r = 0;
+        if (n >= sizeof one || o->n_rank == ZT_MAX_RANKS)
+            return bad_value(err, "--rank", value, "all, or a list of at most 256 ranks such as 0,3");
+        memcpy(one, p, n);
+        one[n] = '\0';
+        if (whole("--rank", one, 0, 65535, &r, err))
+            return bad_value(err, "--rank", value, "all, or a list such as 0,3");
+        o->rank[o->n_rank++] = (uint32_t)r;
+        p += n;
+        if (*p == '\0')
+            return 0;
+    }
+}
+
+static int steps(const char *value, struct zt_options *o, struct zt_error *err) {
+    const char *colon = strchr(value, ':');
+    char from[24];
+    const char *wanted = "A:B, A: or :B, steps from 1";
+    size_t n = colon ? (size_t)(colon - value) : strlen(value);
+    if (n >= sizeof from || value[0] == '\0' || strcmp(value, ":") == 0)
+        return bad_value(err, "--step", value, wanted);
+    memcpy(from, value, n);
+    from[n] = '\0';
+    if (n > 0 && whole("--step", from, 1, INT64_MAX / 2, &o->step_from, err))
+        return bad_value(err, "--step", value, wanted);
+    if (!colon) {
+        o->step_to = o->step_from;
+        return 0;
+    }
+    if (colon[1] && whole("--step", colon + 1, 1, INT64_MAX / 2, &o->step_to, err))
+        return bad_value(err, "--step", value, wanted);
+    if (o->step_to && o->step_to < o->step_from)
+        return bad_value(err, "--step", value, "the first step before the last");
+    return 0;
+}
+
+static int add_set(const char *value, struct zt_options *o, struct zt_error *err) {
+    if (o->n_set == ZT_MAX_SETS)
+        return zt_fail(err, ZT_EINVAL, "--set: at most %d of them; put them into the run file",
+                       ZT_MAX_SETS);
+    o->set[o->n_set++] = value;
+    return 0;
+}
+
+/* Stores one option; v is "" for those without an argument. */
+static int store(const struct zt_option *r, const char *v, struct zt_options *o, struct zt_error *err) {
+    switch (r->id) {
+    case OPT_COORD: o->coord = v; return 0;
+    case OPT_TOKEN: o->token_file = v; return 0;
+    case OPT_STATE: o->state = v; return 0;
+    case OPT_OUTPUT: return format("--output", v, o, err);
+    case OPT_COLOR: return color(v, o, err);
+    case OPT_TIMEOUT: return seconds(r->name, v, 1e9, &o->timeout, err);
+    case OPT_HELP: o->help = true; return 0;
+    case OPT_SET: return add_set(v, o, err);
+    case OPT_NAME: o->name = v; return 0;
+    case OPT_WORKERS: return count(r->name, v, 65536, &o->workers, err);
+    case OPT_FOLLOW: o->follow = true; return 0;
+    case OPT_FORCE: o->force = true; return 0;
+    case OPT_SHOW: o->show = true; return 0;
+    case OPT_NOW: o->now = true; return 0;
+    case OPT_MEMORY: return seconds(r->name, v, 1e6, &o->memory_gib, err);
+    case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);
+    case OPT_RANK: return ranks(v, o, err);
+    case OPT_STEP: return steps(v, o, err);
+    case OPT_EVERY: return whole(r->name, v, 1, INT64_MAX / 2, &o->every, err);
+    case OPT_ATTEMPT: return count(r->name, v, 1 << 30, &o->attempt, err);
+    case OPT_TAIL: return count(r->name, v, 1 << 30, &o->tail, err);
+    case OPT_LIMIT: return count(r->name, v, 1 << 20, &o->limit, err);
+    case OPT_ACTIVE: o->active = true; return 0;
+    case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
+    }
+    return zt_fail(err, ZT_EINTERNAL, "option %s has no place", r->name);
+}
+
+/* ---------------------------------------------------------------------------------- parsing */
+
+static const struct zt_option *find_option(const char *name, size_t n) {
+    for (int i = 0; i < N_ROWS; i++)
+        if (strlen(rows[i].name) == n && strncmp(rows[i].name, name, n) == 0)
+            return &rows[i];
+    return NULL;
+}
+
+static const struct zt_option *find_letter(char c) {
+    for (int i = 0; i < N_ROWS; i++)
+        if (rows[i].letter == c)
+            return &rows[i];
+    return NULL;
+}
+
+static int unknown_option(const char *text, int command, struct zt_error *err) {
+    const char *names[sizeof rows / sizeof rows[0]];
+    int n = 0;
+    char word_only[64];
+    snprintf(word_only, sizeof word_only, "%.*s", (int)strcspn(text, "="), text);
+    for (int i = 0; i < N_ROWS; i++)
+        if (command < 0 || (rows[i].commands & (1u << command)))
+            names[n++] = rows[i].name;
+    const char *near = zt_nearest(word_only, names, n);
+    const char *name = command >= 0 ? commands[command].name : "";
+    if (near)
+        return zt_fail(err, ZT_EINVAL, "unknown option %s (did you mean %s?)", word_only, near);
+    return zt_fail(err, ZT_EINVAL, "unknown option %s; see zctl help%s%s", word_only, name[0] ? " " : "",
+                   name);
+}
+
+static int unknown_command(const char *text, struct zt_error *err) {
+    const char *names[ZT_CMD_COUNT];
+    for (int i = 0; i < ZT_CMD_COUNT; i++)
+        names[i] = commands[i].name;
+    const char *near = zt_nearest(text, names, ZT_CMD_COUNT);
+    if (near)
+        return zt_fail(err, ZT_EINVAL, "unknown command \"%.60s\" (did you mean \"%s\"?)", text, near);
+    return zt_fail(err, ZT_EINVAL, "unknown command \"%.60s\"; zctl help lists them", text);
+}
+
+/* One option at argv[*i]; moves *i past its argument. */
+static int parse_option(int argc, char *const *argv, int *i, struct zt_options *o, uint32_t *used,
+                        struct zt_error *err) {
+    const char *text = argv[*i], *value = NULL;
+    const struct zt_option *r = NULL;
+    if (text[1] == '-') {
+        size_t n = strcspn(text, "=");
+        r = find_option(text, n);
+        value = text[n] == '=' ? text + n + 1 : NULL;
+    } else {
+        r = find_letter(text[1]);
+        value = text[2] ? text + 2 : NULL;
+    }
+    if (!r)
+        return unknown_option(text, -1, err);
+    if (!r->arg && value)
+        return zt_fail(err, ZT_EINVAL, "option %s takes no value", r->name);
+    if (r->arg && !value) {
+        if (*i + 1 >= argc)
+            return zt_fail(err, ZT_EINVAL, "option %s needs a value: %s %s", r->name, r->name, r->arg);
+        value = argv[++*i];
+    }
+    *used |= 1u << (r - rows);
+    return store(r, value ? value : "", o, err);
+}
+
+static int check_used(const struct zt_options *o, uint32_t used, struct zt_error *err) {
+    for (int i = 0; i < N_ROWS; i++)
+        if ((used & (1u << i)) && !(rows[i].commands & (1u << o->command)))
+            return zt_fail(err, ZT_EINVAL, "zctl %s has no option %s; see zctl help %s",
+                           commands[o->command].name, rows[i].name, commands[o->command].name);
+    return 0;
+}
+
+static int check_subject(const struct zt_options *o, int extra, const char *extra_word,
+                         struct zt_error *err) {
+    const char *name = commands[o->command].name, *subject = commands[o->command].subject;
+    if (extra > 0)
+        return zt_fail(err, ZT_EINVAL, "zctl %s: \"%.60s\" is too much; see zctl help %s", name,
+                       extra_word, name);
+    if (commands[o->command].needed && !o->subject && !o->help)
+        return zt_fail(err, ZT_EINVAL, "zctl %s needs a %s, e.g.: %s", name, subject,
+                       commands[o->command].example);
+    if (o->subject && o->subject[0] == '\0')
+        return zt_fail(err, ZT_EINVAL, "zctl %s: %s is empty", name, subject);
+    return 0;
+}
+
+int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err) {
+    _Static_assert(sizeof rows / sizeof rows[0] <= 32, "one bit a row");
+    memset(o, 0, sizeof *o);
+    o->interval = 2;
+    const char *env = getenv("ZCTL_OUTPUT"), *extra_word = NULL;
+    bool have_command = false, options_end = false;
+    uint32_t used = 0;
+    int rc = env && env[0] ? format("ZCTL_OUTPUT", env, o, err) : 0, extra = 0;
+    o->command = ZT_CMD_HELP;
+    for (int i = 1; i < argc && rc == 0; i++) {
+        const char *a = argv[i];
+        if (!options_end && strcmp(a, "--") == 0)
+            options_end = true;
+        else if (!options_end && strcmp(a, "--version") == 0 && !have_command) {
+            o->command = ZT_CMD_VERSION;
+            have_command = true;
+        } else if (!options_end && a[0] == '-' && a[1])
+            rc = parse_option(argc, argv, &i, o, &used, err);
+        else if (!have_command) {
+            int c = zt_command_find(a);
+            if (c < 0)
+                return unknown_command(a, err);
+            o->command = (enum zt_command)c;
+            have_command = true;
+        } else if (!o->subject && commands[o->command].subject)
+            o->subject = a;
+        else if (extra++ == 0)
+            extra_word = a;
+    }
+    if (rc == 0)
+        rc = check_used(o, used, err);
+    return rc ? rc : check_subject(o, extra, extra_word, err);
+}
+
+/* ---------------------------------------------------------------------------------- help */
+
+/* Words wrapped at column 96, following lines indented. */
+static void wrap(FILE *out, int column, int indent, const char *text) {
+    for (const char *p = text; *p;) {
+        int n = (int)strcspn(p, " ");
+        if (column > indent && column + 1 + n > 96) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+        } else if (p != text) {
+            fputc(' ', out);
+            column++;
+        }
+        fprintf(out, "%.*s", n, p);
+        column += n;
+        p += n;
+        while (*p == ' ')
+            p++;
+    }
+    fputc('\n', out);
+}
+
+static void help_option(FILE *out, const struct zt_option *r) {
+    char left[64], letter[8] = "    ";
+    if (r->letter)
+        snprintf(letter, sizeof letter, "-%c, ", r->letter);
+    snprintf(left, sizeof left, "  %s%s%s%s", letter, r->name, r->arg ? " " : "", r->arg ? r->arg : "");
+    fprintf(out, "%-30s", left);
+    wrap(out, 30, 30, r->help);
+}
+
+static void help_options(FILE *out, uint32_t mask, bool everywhere) {
+    for (int i = 0; i < N_ROWS; i++)
+        if ((rows[i].commands & mask) && (rows[i].commands == EVERYWHERE) == everywhere)
+            help_option(out, &rows[i]);
+}
+
+void zt_help(FILE *out) {
+    fputs("zctl: train transformers on the workers of a ztrain coordinator\n\n"
+          "usage: zctl COMMAND [WORDS] [OPTIONS]\n\n",
+          out);
+    for (int i = 0; i < ZT_CMD_COUNT; i++) {
+        const char *s = commands[i].subject;
+        char left[64];
+        snprintf(left, sizeof left, "  %s%s%s%s%s", commands[i].name, s ? " " : "",
+                 s && !commands[i].needed ? "[" : "", s ? s : "", s && !commands[i].needed ? "]" : "");
+        fprintf(out, "%-20s", left);
+        wrap(out, 20, 20, commands[i].help);
+    }
+    fputs("\noptions of every command:\n", out);
+    help_options(out, EVERYWHERE, true);
+    fputs("\nRUN is a run's id, the start of one, its name (the newest of that name) or @latest.\n"
+          "exit codes: 0 done, 1 the run failed, 2 wrong use or run file, 3 not found, 4 not allowed,\n"
+          "5 conflict, 6 no coordinator, 7 cannot be placed, 8 versions, 9 cancelled, 10 other,\n"
+          "124 timeout, 130 Ctrl-C\n",
+          out);
+}
+
+void zt_help_command(FILE *out, enum zt_command c) {
+    const char *s = commands[c].subject;
+    bool opt = s && !commands[c].needed;
+    fprintf(out, "usage: zctl %s%s%s%s%s [OPTIONS]\n\n", commands[c].name, s ? " " : "", opt ? "[" : "",
+            s ? s : "", opt ? "]" : "");
+    wrap(out, 0, 0, commands[c].help);
+    fprintf(out, "\nexample: %s\n\noptions:\n", commands[c].example);
+    help_options(out, 1u << c, false);
+    help_options(out, 1u << c, true);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/options.h: the one table of zctl's commands and options. Parsing, `zctl help` and
+ * `zctl help COMMAND` are generated from it. Strings point into argv or the environment; nothing is
+ * owned. One thread. */
+#ifndef ZT_ZCTL_OPTIONS_H
+#define ZT_ZCTL_OPTIONS_H
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "core/error.h"
+
+enum zt_command {
+    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_STATUS, ZT_CMD_LIST, ZT_CMD_WATCH,
+    ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
+    ZT_CMD_WORKERS, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
+};
+enum zt_format { ZT_FORMAT_TABLE = 0, ZT_FORMAT_JSON, ZT_FORMAT_JSONL, ZT_FORMAT_CSV };
+enum zt_color { ZT_COLOR_AUTO = 0, ZT_COLOR_ALWAYS, ZT_COLOR_NEVER };
+
+#define ZT_MAX_SETS 64
+#define ZT_MAX_RANKS 256
+
+struct zt_options {
+    enum zt_command command;
+    const char *subject;          /* FILE, RUN or the command that help is about; NULL: not given */
+    bool help;
+    /* everywhere */
+    const char *coord, *token_file, *state;
+    enum zt_format format;
+    enum zt_color color;
+    double timeout;               /* seconds; 0 = not given */
+    /* run, submit, validate */
+    const char *set[ZT_MAX_SETS];
+    int n_set;
+    const char *name;
+    int workers;                  /* 0 = not given */
+    bool follow, force, show, now;
+    /* run */
+    double memory_gib;            /* 0 = not given */
+    int threads;
+    /* reading */
+    bool ranks_all;               /* --rank all */
+    uint32_t rank[ZT_MAX_RANKS];
+    int n_rank;
+    int64_t step_from, step_to;   /* --step A:B; to 0 = the end */
+    int64_t every;                /* 0 = every step */
+    int attempt, tail, limit;     /* 0 = not given */
+    bool active;
+    double interval;
+};
+
+/* 0, or ZT_EINVAL with a message that names the nearest valid word. */
+int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err);
+void zt_help(FILE *out);
+void zt_help_command(FILE *out, enum zt_command c);
+/* -1 when there is no such command. */
+int zt_command_find(const char *name);
+const char *zt_command_name(enum zt_command c);
+
+/* The table's rows, for tests and completion: "--tail", 't' or 0, "N" or NULL; NULL past the end. */
+struct zt_option { const char *name; char letter; const char *arg; uint32_t commands; int id; const char *help; };
+const struct zt_option *zt_option_row(int i);
+
+/* Exit code of a failed function (the list in docs/manual.md): EINVAL 2, ENOTFOUND 3, ... */
+int zt_exit_code(int zt_code);
+enum {
+    ZT_EXIT_OK = 0, ZT_EXIT_FAILED = 1, ZT_EXIT_USAGE = 2, ZT_EXIT_NOTFOUND = 3, ZT_EXIT_AUTH = 4,
+    ZT_EXIT_CONFLICT = 5, ZT_EXIT_UNREACHABLE = 6, ZT_EXIT_NOPLACE = 7, ZT_EXIT_VERSION = 8,
+    ZT_EXIT_CANCELLED = 9, ZT_EXIT_OTHER = 10, ZT_EXIT_TIMEOUT = 124, ZT_EXIT_INTERRUPT = 130
+};
+
+#endif

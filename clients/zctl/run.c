@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/run.c: `zctl run FILE --workers N`: a private coordinator and N workers on this
+ * machine, one run from start to end, a summary, and nothing left behind.
+ *
+ *   lock a state folder -> start zcoord on a free port -> start the workers -> submit -> follow
+ *     |                      '--- restarted when they die, until they die at once three times
+ *     '- .../ztrain/local, or local-2, ... when another zctl run has it
+ *
+ * Ctrl-C (or SIGTERM) cancels the run and waits for its end; a second one kills everything. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "clients/zctl/children.h"
+#include "clients/zctl/cmd.h"
+#include "clients/zctl/json.h"
+#include "clients/zctl/out.h"
+#include "core/units.h"
+
+#define TICK_SECONDS 0.25
+#define MAX_PAIRS 32
+
+/* What the summary says, gathered while steps come in. */
+struct totals {
+    int64_t steps, tokens, steady_tokens;
+    double first_loss, last_loss, eval_loss, seconds, steady_seconds, exposed, comm;
+    struct { char name[64]; double seconds; } pair[MAX_PAIRS];
+    int n_pairs;
+    double step_average; /* recent, for the ETA */
+};
+
+struct local {
+    const struct zt_options *o;
+    struct zt_run_file *file;
+    struct zt_spec *spec;        /* resolved */
+    int workers;
+    char dir[1024], token_path[1100];
+    int lock, port, coord_out;
+    struct zt_child coord, *worker;
+    struct zt_source source;
+    struct zt_follow *events;
+    char run[64];
+    int64_t last_step, steps;
+    struct totals t;
+    double begun;
+    bool cancelled, line_open;
+    FILE *lines;                 /* plain progress lines */
+};
+
+static volatile sig_atomic_t interrupts;
+
+static void on_signal(int sig) {
+    (void)sig;
+    interrupts++;
+}
+
+static void watch_signals(void) {
+    struct sigaction a = {.sa_handler = on_signal};
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGHUP, &a, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* ---------------------------------------------------------------------------------- state folder */
+
+static int make_folders(const char *path, struct zt_error *err) {
+    char copy[1024];
+    snprintf(copy, sizeof copy, "%s", path);
+    for (char *p = copy + 1;; p++) {
+        if (*p != '/' && *p != '\0')
+            continue;
+        char c = *p;
+        *p = '\0';
+        if (mkdir(copy, 0700) < 0 && errno != EEXIST)
+            return zt_fail(err, ZT_EIO, "cannot make the folder %s: %s", copy, strerror(errno));
+        *p = c;
+        if (c == '\0')
+            return 0;
+    }
+}
+
+/* 0 and the lock's descriptor in *fd; ZT_ECONFLICT when another zctl run has the folder. */
+static int lock_folder(const char *dir, int *fd, struct zt_error *err) {
+    char path[1100];
+    int rc = make_folders(dir, err);
+    if (rc)
+        return rc;
+    snprintf(path, sizeof path, "%s/zctl-run.lock", dir);
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*fd < 0)
+        return zt_fail(err, ZT_EIO, "cannot write %s: %s", path, strerror(errno));
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    close(*fd);
+    *fd = -1;
+    return zt_fail(err, ZT_ECONFLICT, "another zctl run uses the folder %s; give another with --state", dir);
+}
+
+static int base_folder(char *out, size_t n, struct zt_error *err) {
+    const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    int m = -1;
+    if (xdg && xdg[0] == '/')
+        m = snprintf(out, n, "%s/ztrain/local", xdg);
+    else if (home && home[0] == '/')
+        m = snprintf(out, n, "%s/.local/state/ztrain/local", home);
+    else
+        return zt_fail(err, ZT_EINVAL, "no state folder: HOME is not set; give --state DIR");
+    return m > 0 && (size_t)m < n ? 0 : zt_fail(err, ZT_EINVAL, "the state folder's path is too long");
+}
+
+static int take_folder(struct local *l, struct zt_error *err) {
+    char base[900];
+    int rc;
+    if (l->o->state) {
+        char full[4096];
+        rc = strlen(l->o->state) < sizeof base ? make_folders(l->o->state, err)
+                                               : zt_fail(err, ZT_EINVAL, "--state is too long");
+        if (rc == 0 && (!realpath(l->o->state, full) || strlen(full) >= sizeof base))
+            rc = zt_fail(err, ZT_EINVAL, "--state %s: %s", l->o->state, strerror(errno));
+        if (rc)
+            return rc;
+        memcpy(l->dir, full, strlen(full) + 1);
+        return lock_folder(l->dir, &l->lock, err);
+    }
+    rc = base_folder(base, sizeof base, err);
+    for (int i = 1; rc == 0 && i <= 64; i++) {
+        if (i == 1)
+            snprintf(l->dir, sizeof l->dir, "%s", base);
+        else
+            snprintf(l->dir, sizeof l->dir, "%s-%d", base, i);
+        rc = lock_folder(l->dir, &l->lock, err);
+        if (rc != ZT_ECONFLICT)
+            return rc;
+        rc = 0;
+    }
+    return rc ? rc : zt_fail(err, ZT_ECONFLICT, "64 runs at once; give a folder of its own with --state");
+}
+
+/* ---------------------------------------------------------------------------------- daemons */
+
+/* Its first line says where it listens. */
+static int read_port(struct local *l, struct zt_error *err) {
+    char line[256] = "", tail[800], how[32];
+    size_t n = 0;
+    int status = 0;
+    double end = zt_now() + 60;
+    while (!strchr(line, '\n') && n + 1 < sizeof line) {
+        struct pollfd p = {l->coord_out, POLLIN, 0};
+        ssize_t got = poll(&p, 1, 100) > 0 ? read(l->coord_out, line + n, sizeof line - 1 - n) : -1;
+        n += got > 0 ? (size_t)got : 0;
+        line[n] = '\0';
+        if (interrupts > 0)
+            return zt_fail(err, ZT_ECANCELLED, "interrupted before the run was submitted");
+        if (got == 0) { /* it closed its output: it is about to end */
+            zt_child_stop(&l->coord, 2);
+            return zt_fail(err, ZT_EIO, "zcoord did not start:\n%s",
+                           zt_child_tail(&l->coord, tail, sizeof tail));
+        }
+        if (zt_child_ended(&l->coord, &status))
+            return zt_fail(err, ZT_EIO, "zcoord did not start (%s):\n%s",
+                           zt_child_status(status, how, sizeof how),
+                           zt_child_tail(&l->coord, tail, sizeof tail));
+        if (zt_now() > end)
+            return zt_fail(err, ZT_EIO, "zcoord did not say where it listens; see %s", l->coord.log);
+    }
+    if (sscanf(line, "listening on 127.0.0.1:%d", &l->port) != 1)
+        return zt_fail(err, ZT_EPROTO, "zcoord's first line is \"%s\"; are zctl and zcoord of one version?", line);
+    return 0;
+}
+
+static int start_coord(struct local *l, struct zt_error *err) {
+    l->coord.argc = 0;
+    zt_child_arg(&l->coord, "zcoord");
+    zt_child_arg(&l->coord, "serve");
+    zt_child_arg(&l->coord, "--listen");
+    zt_child_arg(&l->coord, "127.0.0.1:%d", l->port);
+    zt_child_arg(&l->coord, "--state");
+    zt_child_arg(&l->coord, "%s", l->dir);
+    if (l->coord_out >= 0)
+        close(l->coord_out);
+    l->coord_out = -1;
+    int rc = zt_child_start(&l->coord, &l->coord_out, err);
+    return rc ? rc : read_port(l, err);
+}
+
+/* This machine's share for each worker: half of what is available, as the workers themselves do. */
+static double memory_share(int workers) {
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    long long kib = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    int64_t bytes = (int64_t)kib * 1024 / 2 / workers;
+    return (double)(bytes / (int64_t)(2 * ZT_MIB) * (int64_t)(2 * ZT_MIB)) / (double)ZT_GIB;
+}
+
+static int start_worker(struct local *l, int i, struct zt_error *err) {
+    struct zt_child *c = &l->worker[i];
+    double gib = l->o->memory_gib > 0 ? l->o->memory_gib : memory_share(l->workers);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    long threads = l->o->threads > 0 ? l->o->threads : cores / l->workers > 1 ? cores / l->workers : 1;
+    char folder[1100];
+    snprintf(folder, sizeof folder, "%s/worker-%d", l->dir, i);
+    int rc = make_folders(folder, err);
+    if (rc)
+        return rc;
+    c->argc = 0;
+    zt_child_arg(c, "zworker");
+    zt_child_arg(c, "--coord");
+    zt_child_arg(c, "127.0.0.1:%d", l->port);
+    zt_child_arg(c, "--name");
+    zt_child_arg(c, "local-%d", i);
+    zt_child_arg(c, "--state");
+    zt_child_arg(c, "%s", folder);
+    zt_child_arg(c, "--threads");
+    zt_child_arg(c, "%ld", threads);
+    if (gib > 0) {
+        zt_child_arg(c, "--memory-gib");
+        zt_child_arg(c, "%.6f", gib);
+    }
+    c->env_name = "ZTRAIN_TOKEN_FILE";
+    c->env_value = l->token_path;
+    return zt_child_start(c, NULL, err);
+}
+
+static void end_line(struct local *l) {
+    if (l->line_open)
+        fputs("\r\033[K", stderr);
+    l->line_open = false;
+}
+
+/* Starts again what has died; fails when it dies at once, again and again. */
+static int mind_child(struct local *l, int i, struct zt_error *err) {
+    struct zt_child *c = i < 0 ? &l->coord : &l->worker[i];
+    const char *name = i < 0 ? "zcoord" : "zworker";
+    int status;
+    char how[32], tail[800];
+    if (!zt_child_ended(c, &status))
+        return 0;
+    zt_child_status(status, how, sizeof how);
+    if (c->quick_deaths >= 3 || ++c->restarts > 1000)
+        return zt_fail(err, ZT_EIO, "%s keeps ending at once (%s); the end of %s:\n%s", name, how, c->log,
+                       zt_child_tail(c, tail, sizeof tail));
+    end_line(l);
+    fprintf(stderr, "zctl: %s %s ended (%s); starting it again\n", name, i < 0 ? "" : c->word[4], how);
+    return i < 0 ? start_coord(l, err) : start_worker(l, i, err);
+}
+
+static int mind_children(struct local *l, struct zt_error *err) {
+    int rc = mind_child(l, -1, err);
+    for (int i = 0; rc == 0 && i < l->workers; i++)
+        rc = mind_child(l, i, err);
+    return rc;
+}
+
+static void stop_all(struct local *l) {
+    bool kill_now = interrupts > 1;
+    for (int i = 0; l->worker && i < l->workers; i++)
+        if (l->worker[i].pid > 0)
+            kill(l->worker[i].pid, kill_now ? SIGKILL : SIGTERM);
+    for (int i = 0; l->worker && i < l->workers; i++)
+        zt_child_stop(&l->worker[i], kill_now ? 0 : 10);
+    zt_child_stop(&l->coord, kill_now ? 0 : 10);
+    if (l->coord_out >= 0)
+        close(l->coord_out);
+    l->coord_out = -1;
+}
+
+/* ---------------------------------------------------------------------------------- the run */
+
+static int cancel_run(struct local *l, const char *run, bool now, struct zt_error *err) {
+    Zt__Cancel cancel = ZT__CANCEL__INIT;
+    Zt__Envelope req = ZT__ENVELOPE__INIT;
+    struct zt_answer a;
+    uint8_t key[16];
+    if (zt_sys_posix.random(zt_sys_posix.arg, key, sizeof key) < 0)
+        return zt_fail(err, ZT_EIO, "no random bytes from the kernel");
+    cancel.request_key.data = key;
+    cancel.request_key.len = sizeof key;
+    cancel.run = (char *)(uintptr_t)run;
+    cancel.has_now = now;
+    cancel.now = now;
+    req.body_case = ZT__ENVELOPE__BODY_CANCEL;
+    req.cancel = &cancel;
+    int rc = zt_source_ask(&l->source, &req, &a, err);
+    if (rc == 0)
+        zt_answer_free(&a);
+    return rc;
+}
+
+/* Runs that an earlier, killed zctl run left in this folder would take the new workers. */
+static int cancel_leftovers(struct local *l, struct zt_error *err) {
+    Zt__ListRuns list = ZT__LIST_RUNS__INIT;
+    Zt__Envelope req = ZT__ENVELOPE__INIT;
+    struct zt_answer a;
+    list.has_active_only = true;
+    list.active_only = true;
+    req.body_case = ZT__ENVELOPE__BODY_LIST_RUNS;
+    req.list_runs = &list;
+    int rc = zt_source_ask(&l->source, &req, &a, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; rc == 0 && i < a.env->run_list->n_runs; i++) {
+        const Zt__RunSummary *s = a.env->run_list->runs[i];
+        if (zt_exit_of_state(s->state) >= 0)
+            continue;
+        fprintf(stderr, "zctl: cancelling run %s \"%s\", left by an earlier zctl run\n", s->run_id, s->name);
+        rc = cancel_run(l, s->run_id, true, err);
+    }
+    zt_answer_free(&a);
+    return rc;
+}
+
+static int submit(struct local *l, struct zt_error *err) {
+    struct zt_answer a;
+    double end = zt_now() + 120;
+    bool told = false;
+    for (;;) {
+        struct zt_submit_request req;
+        int rc = zt_submit_request_fill(&req, l->file, l->o, l->workers, err);
+        if (rc == 0)
+            rc = zt_source_ask(&l->source, &req.env, &a, err);
+        if (rc == 0)
+            break;
+        /* The name is taken until the leftover has ended; anything else is final. */
+        if (rc != ZT_ECONFLICT || zt_now() > end || interrupts > 0)
+            return rc;
+        if (!told)
+            fprintf(stderr, "zctl: waiting for the earlier run of this name to end\n");
+        told = true;
+        rc = mind_children(l, err);
+        if (rc)
+            return rc;
+        zt_pause(0.5);
+    }
+    snprintf(l->run, sizeof l->run, "%s", a.env->submit_reply->run_id);
+    fprintf(stderr, "zctl: run %s \"%s\" with %d worker%s on this machine; state in %s\n", l->run,
+            a.env->submit_reply->name, l->workers, l->workers == 1 ? "" : "s", l->dir);
+    zt_answer_free(&a);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------- progress */
+
+static double real_at(const json_t *row, const char *key) {
+    const json_t *v = json_object_get(row, key);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+static void add_exposed(struct totals *t, const json_t *row) {
+    size_t i;
+    const json_t *e;
+    json_array_foreach(json_object_get(row, "exposed_by"), i, e) {
+        char name[64];
+        int k = 0;
+        const char *group = json_string_value(json_object_get(e, "group"));
+        const char *kind = json_string_value(json_object_get(e, "kind"));
+        snprintf(name, sizeof name, "%s/%s", group ? group : "?", kind ? kind : "?");
+        while (k < t->n_pairs && strcmp(t->pair[k].name, name) != 0)
+            k++;
+        if (k == MAX_PAIRS)
+            continue;
+        if (k == t->n_pairs) {
+            snprintf(t->pair[k].name, sizeof t->pair[k].name, "%s", name);
+            t->pair[k].seconds = 0;
+            t->n_pairs++;
+        }
+        t->pair[k].seconds += real_at(e, "seconds");
+    }
+}
+
+static void add_row(struct local *l, const json_t *row) {
+    struct totals *t = &l->t;
+    double loss = real_at(row, "loss"), s = real_at(row, "step_seconds"), tokens = real_at(row, "tokens");
+    double exposed = real_at(row, "exposed_comm_seconds"), comm = real_at(row, "comm_seconds");
+    double eval = real_at(row, "eval_loss");
+    int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
+    if (t->steps++ == 0)
+        t->first_loss = loss;
+    t->last_loss = loss;
+    if (!isnan(eval))
+        t->eval_loss = eval;
+    if (isnan(s) || isnan(tokens))
+        return;
+    t->tokens += (int64_t)tokens;
+    t->seconds += s;
+    if (step > l->spec->metrics.warmup_steps) {
+        t->steady_tokens += (int64_t)tokens;
+        t->steady_seconds += s;
+    }
+    t->exposed += isnan(exposed) ? 0 : exposed;
+    t->comm += isnan(comm) ? 0 : comm;
+    t->step_average = t->step_average > 0 ? 0.9 * t->step_average + 0.1 * s : s;
+    add_exposed(t, row);
+}
+
+static void print_step(struct local *l, const json_t *row, FILE *out) {
+    char a[40], b[40], c[40], d[40], eta[60] = "";
+    int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
+    double rate = real_at(row, "tokens_per_second"), s = real_at(row, "step_seconds");
+    double exposed = real_at(row, "exposed_comm_seconds"), peak = real_at(row, "peak_allocated_bytes");
+    double eval = real_at(row, "eval_loss");
+    fprintf(out, "step %s", zt_format_count(step, a, sizeof a));
+    if (l->steps > 0) {
+        fprintf(out, "/%s", zt_format_count(l->steps, b, sizeof b));
+        if (step < l->steps && l->t.step_average > 0)
+            snprintf(eta, sizeof eta, "   ETA %s",
+                     zt_format_seconds((double)(l->steps - step) * l->t.step_average, c, sizeof c));
+    }
+    fprintf(out, "   loss %.4f", real_at(row, "loss"));
+    if (!isnan(eval))
+        fprintf(out, " (eval %.4f)", eval);
+    if (!isnan(rate))
+        fprintf(out, "   %s tok/s", zt_format_count((int64_t)rate, c, sizeof c));
+    if (!isnan(exposed) && s > 0)
+        fprintf(out, "   exposed comm %.1f %%", 100 * exposed / s);
+    if (!isnan(peak))
+        fprintf(out, "   peak %s", zt_format_bytes(peak, d, sizeof d));
+    fputs(eta, out);
+}
+
+static void show_rows(struct local *l, const json_t *rows) {
+    bool terminal = isatty(STDERR_FILENO);
+    size_t i, n = json_array_size(rows);
+    const json_t *row;
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
+        int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
+        add_row(l, row);
+        bool due = step == 1 || step % l->spec->metrics.log_freq == 0 || step == l->steps;
+        if (!terminal && due) {
+            print_step(l, row, l->lines);
+            fputc('\n', l->lines);
+        }
+        if (terminal && i + 1 == n) {
+            fputs("\r\033[K", stderr);
+            print_step(l, row, stderr);
+            l->line_open = true;
+        }
+    }
+    fflush(l->lines);
+    fflush(stderr);
+}
+
+/* What is new; a coordinator that is just being restarted is no failure. */
+static int look(struct local *l, struct zt_answer *a, struct zt_error *err) {
+    json_t *rows = json_array();
+    int rc = zt_fetch_run(&l->source, l->run, false, a, err);
+    if (rc == 0) {
+        const Zt__RunSummary *s = a->env->run_detail->summary;
+        l->steps = s->has_steps && s->steps > 0 ? s->steps : l->spec->training.steps;
+        struct zt_options all = {.command = ZT_CMD_METRICS};
+        rc = zt_fetch_metrics(&l->source, &all, l->run, false, l->last_step, rows, &l->last_step, err);
+        show_rows(l, rows);
+    }
+    if (rc == 0) {
+        char *text = NULL;
+        size_t n = 0;
+        FILE *mem = open_memstream(&text, &n);
+        if (mem) {
+            rc = zt_follow_events(l->events, &l->source, mem, 1 /* warnings */, err);
+            fclose(mem);
+            if (n > 0) {
+                end_line(l);
+                fputs(text, stderr);
+            }
+        }
+        free(text);
+    }
+    json_decref(rows);
+    if (rc)
+        zt_answer_free(a);
+    return rc == ZT_EUNREACHABLE ? ZT_EUNREACHABLE : rc;
+}
+
+static void heed_interrupts(struct local *l) {
+    struct zt_error err;
+    bool late = l->o->timeout > 0 && zt_now() > l->begun + l->o->timeout;
+    if ((interrupts == 0 && !late) || l->cancelled)
+        return;
+    end_line(l);
+    fprintf(stderr, "zctl: %s: cancelling the run%s\n", late ? "time is up" : "interrupted",
+            late ? "" : " (again: kill it)");
+    l->cancelled = cancel_run(l, l->run, false, &err) == 0;
+}
+
+/* Until the run has ended: 0 and its last state in *a. */
+static int follow(struct local *l, struct zt_answer *a, struct zt_error *err) {
+    double unreachable_since = 0;
+    for (;;) {
+        int rc = mind_children(l, err);
+        if (rc)
+            return rc;
+        if (interrupts > 1)
+            return zt_fail(err, ZT_ECANCELLED, "interrupted twice: killed");
+        heed_interrupts(l);
+        rc = look(l, a, err);
+        if (rc == 0 && zt_exit_of_state(a->env->run_detail->summary->state) >= 0)
+            return 0;
+        if (rc == 0)
+            zt_answer_free(a);
+        if (rc && rc != ZT_EUNREACHABLE)
+            return rc;
+        unreachable_since = rc == 0 ? 0 : unreachable_since > 0 ? unreachable_since : zt_now();
+        if (unreachable_since > 0 && zt_now() - unreachable_since > 60)
+            return rc;
+        zt_pause(TICK_SECONDS);
+    }
+}
+
+/* ---------------------------------------------------------------------------------- summary */
+
+/* Per rank the window with the highest peak. */
+static json_t *peak_rows(struct local *l, const Zt__RunDetail *d) {
+    json_t *memory = NULL, *best = json_array();
+    struct zt_error err;
+    size_t i, k;
+    json_t *row, *old;
+    if (zt_fetch_memory(&l->source, l->run, &memory, &err))
+        return best;
+    json_array_foreach(json_object_get(memory, "ranks"), i, row) {
+        json_int_t rank = json_integer_value(json_object_get(row, "rank"));
+        bool found = false;
+        for (size_t r = 0; r < d->n_ranks; r++)
+            if ((json_int_t)d->ranks[r]->rank == rank)
+                json_object_set_new(row, "worker", zt_json_text(d->ranks[r]->worker));
+        json_array_foreach(best, k, old) {
+            if (json_integer_value(json_object_get(old, "rank")) != rank)
+                continue;
+            found = true;
+            if (json_number_value(zt_json_at(row, "measured.peak_allocated_bytes")) >
+                json_number_value(zt_json_at(old, "measured.peak_allocated_bytes")))
+                json_array_set(best, k, row);
+            break;
+        }
+        if (!found)
+            json_array_append(best, row);
+    }
+    json_decref(memory);
+    return best;
+}
+
+static void summary_exposed(const struct totals *t) {
+    char a[32];
+    printf("exposed   %s of communication was not hidden behind computation",
+           zt_format_seconds(t->exposed, a, sizeof a));
+    if (t->seconds > 0)
+        printf(", %.1f %% of the step time", 100 * t->exposed / t->seconds);
+    if (t->comm > 0)
+        printf("; %s in all", zt_format_seconds(t->comm, a, sizeof a));
+    putchar('\n');
+    for (int i = 0; i < t->n_pairs; i++)
+        printf("          %-28s %s\n", t->pair[i].name, zt_format_seconds(t->pair[i].seconds, a, sizeof a));
+}
+
+static void summary_text(struct local *l, const Zt__RunDetail *d, const json_t *peaks) {
+    static const struct zt_column columns[] = {
+        {"RANK", "rank", ZT_CELL_COUNT, 0},
+        {"WORKER", "worker", ZT_CELL_TEXT, 0},
+        {"PEAK ALLOCATED", "measured.peak_allocated_bytes", ZT_CELL_BYTES, 0},
+        {"RESERVED", "measured.peak_reserved_bytes", ZT_CELL_BYTES, 0},
+        {"PARAMETERS", "measured.at_peak.parameters", ZT_CELL_BYTES, 0},
+        {"GRADIENTS", "measured.at_peak.gradients", ZT_CELL_BYTES, 0},
+        {"OPTIMIZER", "measured.at_peak.optimizer", ZT_CELL_BYTES, 0},
+        {"ACTIVATIONS", "measured.at_peak.activations", ZT_CELL_BYTES, 0},
+        {"TEMPORARY", "measured.at_peak.temporary", ZT_CELL_BYTES, 0},
+        {"COMMUNICATION", "measured.at_peak.communication", ZT_CELL_BYTES, 0},
+        {"PHASE", "measured.phase_of_peak", ZT_CELL_TEXT, 0},
+        {NULL, NULL, ZT_CELL_TEXT, 0},
+    };
+    const struct totals *t = &l->t;
+    struct zt_error err;
+    char line[1024], a[40], b[40];
+    bool color = zt_color_on(l->o, stdout);
+    const char *state = d->summary->state;
+    printf("\nrun       %s \"%s\" %s%s%s after %s, generation %u\n", l->run, d->summary->name,
+           zt_state_color(state, color), zt_state_line(d, line, sizeof line), ZT_COLOR_RESET(color),
+           zt_format_seconds(zt_now() - l->begun, a, sizeof a),
+           d->summary->has_generation ? d->summary->generation : 0);
+    if (t->steps > 0) {
+        printf("loss      %.4f -> %.4f in %s steps", t->first_loss, t->last_loss,
+               zt_format_count(t->steps, a, sizeof a));
+        if (!isnan(t->eval_loss))
+            printf("; evaluation %.4f", t->eval_loss);
+        putchar('\n');
+        bool steady = t->steady_seconds > 0;
+        double seconds = steady ? t->steady_seconds : t->seconds;
+        double tokens = (double)(steady ? t->steady_tokens : t->tokens);
+        printf("speed     %s tokens/s, %s tokens in all\n",
+               zt_format_count((int64_t)(seconds > 0 ? tokens / seconds : 0), a, sizeof a),
+               zt_format_count(t->tokens, b, sizeof b));
+        summary_exposed(t);
+    }
+    if (json_array_size(peaks) > 0) {
+        puts("\nmemory of each rank at its peak:");
+        zt_print_table(stdout, peaks, columns, &err);
+        putchar('\n');
+    }
+    if (d->parameter_hash && d->parameter_hash[0])
+        printf("hash      %s (parameters after the last step)\n", d->parameter_hash);
+    printf("more      zctl --state %s metrics %s\n", l->dir, d->summary->name);
+}
+
+static void summary_json(struct local *l, const Zt__RunDetail *d, const json_t *peaks) {
+    const struct totals *t = &l->t;
+    json_t *o = json_object(), *by = json_array();
+    bool steady = t->steady_seconds > 0;
+    double seconds = steady ? t->steady_seconds : t->seconds;
+    for (int i = 0; i < t->n_pairs; i++) {
+        const char *slash = strchr(t->pair[i].name, '/');
+        json_t *e = json_object();
+        json_object_set_new(e, "group", json_stringn(t->pair[i].name, (size_t)(slash - t->pair[i].name)));
+        json_object_set_new(e, "kind", json_string(slash + 1));
+        json_object_set_new(e, "seconds", zt_json_real(true, t->pair[i].seconds));
+        json_array_append_new(by, e);
+    }
+    json_object_set_new(o, "run", zt_json_text(l->run));
+    json_object_set_new(o, "name", zt_json_text(d->summary->name));
+    json_object_set_new(o, "state", zt_json_text(d->summary->state));
+    json_object_set_new(o, "reason", zt_json_text(d->summary->reason));
+    json_object_set_new(o, "steps", json_integer(t->steps));
+    json_object_set_new(o, "generation", zt_json_int(d->summary->has_generation, d->summary->generation));
+    json_object_set_new(o, "first_loss", zt_json_real(t->steps > 0, t->first_loss));
+    json_object_set_new(o, "last_loss", zt_json_real(t->steps > 0, t->last_loss));
+    json_object_set_new(o, "eval_loss", zt_json_real(true, t->eval_loss));
+    json_object_set_new(o, "tokens", json_integer(t->tokens));
+    json_object_set_new(o, "tokens_per_second",
+                        zt_json_real(seconds > 0, (double)(steady ? t->steady_tokens : t->tokens) / seconds));
+    json_object_set_new(o, "comm_seconds", zt_json_real(true, t->comm));
+    json_object_set_new(o, "exposed_comm_seconds", zt_json_real(true, t->exposed));
+    json_object_set_new(o, "exposed_share", zt_json_real(t->seconds > 0, t->exposed / t->seconds));
+    json_object_set_new(o, "exposed_by", by);
+    json_object_set_new(o, "parameter_hash", zt_json_text(d->parameter_hash));
+    json_object_set(o, "ranks", (json_t *)(uintptr_t)peaks);
+    json_object_set_new(o, "state_folder", zt_json_text(l->dir));
+    if (l->o->format == ZT_FORMAT_JSON) {
+        json_dumpf(o, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else {
+        zt_print_json_line(stdout, o);
+    }
+    json_decref(o);
+}
+
+/* ---------------------------------------------------------------------------------- command */
+
+static int prepare(struct local *l, struct zt_error *err) {
+    char room[4096];
+    l->lock = l->coord_out = -1;
+    l->t.first_loss = l->t.last_loss = l->t.eval_loss = NAN;
+    l->lines = l->o->format == ZT_FORMAT_TABLE ? stdout : stderr;
+    l->worker = calloc((size_t)l->workers, sizeof *l->worker);
+    if (!l->worker)
+        return zt_fail(err, ZT_ENOMEM, "no memory for %d workers", l->workers);
+    int rc = zt_child_program("zcoord", "coordinator", l->coord.program, sizeof l->coord.program, err);
+    if (rc == 0)
+        rc = zt_child_program("zworker", "worker", room, sizeof room, err);
+    if (rc == 0)
+        rc = take_folder(l, err);
+    if (rc)
+        return rc;
+    snprintf(l->token_path, sizeof l->token_path, "%s/token", l->dir);
+    snprintf(l->coord.log, sizeof l->coord.log, "%s/zcoord.log", l->dir);
+    for (int i = 0; i < l->workers; i++) {
+        memcpy(l->worker[i].program, room, sizeof room);
+        snprintf(l->worker[i].log, sizeof l->worker[i].log, "%s/zworker-%d.log", l->dir, i);
+        unlink(l->worker[i].log);
+    }
+    unlink(l->coord.log);
+    return 0;
+}
+
+static int start(struct local *l, struct zt_error *err) {
+    struct zt_token token;
+    int rc = start_coord(l, err);
+    if (rc == 0)
+        rc = zt_token_load(&zt_sys_posix, l->token_path, &token, err);
+    if (rc)
+        return rc;
+    zt_source_at(&l->source, l->port, &token, 10);
+    rc = cancel_leftovers(l, err);
+    for (int i = 0; rc == 0 && i < l->workers; i++)
+        rc = start_worker(l, i, err);
+    if (rc == 0)
+        rc = submit(l, err);
+    if (rc == 0) {
+        struct zt_options fo = {.command = ZT_CMD_EVENTS};
+        l->events = zt_follow_new(&fo, l->run);
+        rc = l->events ? 0 : zt_fail(err, ZT_ENOMEM, "no memory");
+    }
+    return rc;
+}
+
+static int run_local(struct local *l) {
+    struct zt_answer a = {0};
+    struct zt_error err;
+    int code;
+    l->begun = zt_now();
+    int rc = prepare(l, &err);
+    if (rc == 0)
+        rc = start(l, &err);
+    if (rc == 0)
+        rc = follow(l, &a, &err);
+    end_line(l);
+    if (rc == 0) {
+        const Zt__RunDetail *d = a.env->run_detail;
+        json_t *peaks = peak_rows(l, d);
+        if (l->o->format == ZT_FORMAT_TABLE)
+            summary_text(l, d, peaks);
+        else
+            summary_json(l, d, peaks);
+        json_decref(peaks);
+        code = zt_exit_of_state(d->summary->state);
+        if (code == ZT_EXIT_CANCELLED && interrupts == 0 && l->cancelled)
+            code = ZT_EXIT_TIMEOUT;
+    } else {
+        code = interrupts > 1 ? ZT_EXIT_INTERRUPT : zt_exit_code(rc);
+        zt_report(rc, &err);
+    }
+    zt_answer_free(&a);
+    zt_source_close(&l->source);
+    stop_all(l);
+    zt_follow_free(l->events);
+    free(l->worker);
+    if (l->lock >= 0)
+        close(l->lock);
+    return code;
+}
+
+int zt_cmd_run(const struct zt_options *o) {
+    static struct zt_run_file file;
+    static struct zt_spec spec;
+    static struct local l;
+    struct zt_error err;
+    int rc = zt_run_file_load(o, &file, &err);
+    if (rc == 0) {
+        spec = file.spec;
+        spec.verbatim = NULL;
+        rc = zt_spec_resolve(&spec, o->workers, file.file, &err);
+    }
+    if (rc) {
+        zt_run_file_free(&file);
+        return zt_report_bare(rc, &err);
+    }
+    l.o = o;
+    l.file = &file;
+    l.spec = &spec;
+    l.workers = spec.workers;
+    watch_signals();
+    int code = run_local(&l);
+    zt_run_file_free(&file);
+    return code;
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/submit.c: run files: reading and checking them here, and handing them to the
+ * coordinator. Data paths are made absolute against the file's folder before they leave this process:
+ * workers know nothing of where the file was. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "clients/zctl/cmd.h"
+#include "clients/zctl/json.h"
+#include "clients/zctl/out.h"
+
+/* ---------------------------------------------------------------------------------- the file */
+
+static int read_text(const char *path, char **text, size_t *bytes, struct zt_error *err) {
+    int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
+    size_t cap = ZT_SPEC_MAX_BYTES + 4096, n = 0;
+    char *buf = malloc(cap);
+    ssize_t got = 1;
+    if (fd < 0 || !buf) {
+        int e = errno;
+        if (fd >= 0)
+            close(fd);
+        free(buf);
+        return zt_fail(err, ZT_EINVAL, "%s: cannot be read: %s", path, strerror(e));
+    }
+    while (got != 0 && n < cap) {
+        got = read(fd, buf + n, cap - n);
+        if (got < 0 && errno != EINTR) {
+            int e = errno;
+            close(fd);
+            free(buf);
+            return zt_fail(err, ZT_EINVAL, "%s: cannot be read: %s", path, strerror(e));
+        }
+        n += got > 0 ? (size_t)got : 0;
+    }
+    close(fd);
+    *text = buf;
+    *bytes = n; /* more than ZT_SPEC_MAX_BYTES is refused by the parser, by its size */
+    return 0;
+}
+
+static int find_folder(struct zt_run_file *f, struct zt_error *err) {
+    char copy[ZT_PATH_MAX], full[4096];
+    const char *slash = strrchr(f->file, '/');
+    snprintf(copy, sizeof copy, "%s", f->file);
+    if (!slash || strcmp(f->file, "-") == 0)
+        snprintf(copy, sizeof copy, ".");
+    else
+        copy[slash == f->file ? 1 : slash - f->file] = '\0';
+    if (!realpath(copy, full) || strlen(full) >= sizeof f->folder)
+        return zt_fail(err, ZT_EINVAL, "%s: cannot find its folder: %s", f->file, strerror(errno));
+    memcpy(f->folder, full, strlen(full) + 1);
+    return 0;
+}
+
+/* One more override of our own. */
+static int add_set(struct zt_run_file *f, int *n_added, const char *key, const char *folder,
+                   const char *value, struct zt_error *err) {
+    char *to = f->added[*n_added];
+    size_t size = sizeof f->added[0];
+    int n = folder ? snprintf(to, size, "%s=%s%s%s", key, folder, strcmp(folder, "/") ? "/" : "", value)
+                   : snprintf(to, size, "%s=%s", key, value);
+    if (n < 0 || (size_t)n >= size || (size_t)n - strlen(key) - 1 >= ZT_PATH_MAX)
+        return zt_fail(err, ZT_EINVAL, "%s: the absolute path of %s is longer than %d bytes", f->file, key,
+                       ZT_PATH_MAX - 1);
+    f->set[f->n_set++] = to;
+    (*n_added)++;
+    return 0;
+}
+
+static int parse(struct zt_run_file *f, struct zt_error *err) {
+    zt_spec_free(&f->spec);
+    return zt_spec_parse(f->text, f->bytes, f->file, f->set, f->n_set, &f->spec, err);
+}
+
+int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err) {
+    int n_added = 0;
+    memset(f, 0, sizeof *f);
+    if (strlen(o->subject) >= sizeof f->file)
+        return zt_fail(err, ZT_EINVAL, "the file name is longer than %d bytes", ZT_PATH_MAX - 1);
+    snprintf(f->file, sizeof f->file, "%s", o->subject);
+    int rc = read_text(o->subject, &f->text, &f->bytes, err);
+    if (rc == 0)
+        rc = find_folder(f, err);
+    if (rc)
+        return rc;
+    for (int i = 0; i < o->n_set; i++)
+        f->set[f->n_set++] = o->set[i];
+    if (o->name)
+        rc = add_set(f, &n_added, "name", NULL, o->name, err);
+    if (rc == 0)
+        rc = parse(f, err);
+    if (rc)
+        return rc;
+    int before = f->n_set;
+    const struct { const char *key, *path; } paths[] = {{"dataset.path", f->spec.dataset.path},
+                                                        {"validation.path", f->spec.validation.path}};
+    for (int i = 0; i < 2 && rc == 0; i++)
+        if (paths[i].path[0] && paths[i].path[0] != '/')
+            rc = add_set(f, &n_added, paths[i].key, f->folder, paths[i].path, err);
+    if (rc == 0 && f->n_set > before)
+        rc = parse(f, err);
+    return rc;
+}
+
+void zt_run_file_free(struct zt_run_file *f) {
+    free(f->text);
+    f->text = NULL;
+    zt_spec_free(&f->spec);
+}
+
+/* Cross-checks for as many workers as are known; a copy, so that what is sent stays as it was. */
+static int check_workers(const struct zt_run_file *f, int workers, struct zt_spec *resolved,
+                         struct zt_error *err) {
+    *resolved = f->spec;
+    resolved->verbatim = NULL;
+    return zt_spec_resolve(resolved, workers, f->file, err);
+}
+
+int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
+                           const struct zt_options *o, int workers, struct zt_error *err) {
+    memset(r, 0, sizeof *r);
+    zt__envelope__init(&r->env);
+    zt__submit__init(&r->submit);
+    if (zt_sys_posix.random(zt_sys_posix.arg, r->key, sizeof r->key) < 0)
+        return zt_fail(err, ZT_EIO, "no random bytes from the kernel");
+    for (int i = 0; i < f->n_set; i++)
+        r->sets[i] = (char *)(uintptr_t)f->set[i];
+    r->submit.request_key.data = r->key;
+    r->submit.request_key.len = sizeof r->key;
+    r->submit.run_yaml.data = (uint8_t *)f->text;
+    r->submit.run_yaml.len = f->bytes;
+    r->submit.file = (char *)(uintptr_t)f->file;
+    r->submit.overrides = r->sets;
+    r->submit.n_overrides = (size_t)f->n_set;
+    r->submit.has_force = o->force;
+    r->submit.force = o->force;
+    r->submit.has_workers = workers > 0;
+    r->submit.workers = (uint32_t)workers;
+    r->env.body_case = ZT__ENVELOPE__BODY_SUBMIT;
+    r->env.submit = &r->submit;
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------- validate */
+
+/* What a person wants to hear about a good file. */
+static void say_valid(const struct zt_run_file *f, const struct zt_spec *s, bool resolved) {
+    struct zt_model_table t;
+    struct zt_error err;
+    printf("%s: valid: run \"%s\"", f->file, f->spec.name);
+    if (zt_model_table_build(&f->spec.model, &t, &err) == 0) {
+        printf(", %lld parameters", (long long)t.parameters);
+        zt_model_table_free(&t);
+    }
+    printf(", mode %s", zt_mode_name(f->spec.parallelism.mode));
+    if (resolved)
+        printf(", %d workers = replicate %d x shard %d x tensor %d, global batch %lld = %lld x %d x %lld "
+               "(local batch x data-parallel ranks x accumulation)",
+               s->workers, s->parallelism.replicate, s->parallelism.shard, s->parallelism.tensor,
+               (long long)s->training.global_batch_size, (long long)s->training.local_batch_size,
+               zt_mesh_dp(zt_spec_mesh(s)), (long long)zt_spec_accumulation(s));
+    else
+        printf("; how many workers is not said, so what depends on it was not checked (--workers N)");
+    putchar('\n');
+}
+
+int zt_cmd_validate(const struct zt_options *o) {
+    static struct zt_run_file f;
+    static struct zt_spec s;
+    struct zt_error err;
+    int rc = zt_run_file_load(o, &f, &err);
+    bool known = o->workers > 0 || f.spec.workers > 0;
+    if (rc == 0 && !known) /* all degrees given? */
+        known = check_workers(&f, 0, &s, &err) == 0;
+    else if (rc == 0)
+        rc = check_workers(&f, o->workers, &s, &err);
+    if (rc) {
+        zt_run_file_free(&f);
+        return zt_report_bare(rc, &err);
+    }
+    char *text = o->show ? zt_spec_normalise(known ? &s : &f.spec) : NULL;
+    if (o->format != ZT_FORMAT_TABLE) {
+        json_t *j = json_object();
+        json_object_set_new(j, "file", zt_json_text(f.file));
+        json_object_set_new(j, "valid", json_true());
+        json_object_set_new(j, "name", zt_json_text(f.spec.name));
+        json_object_set_new(j, "hash", zt_json_text(f.spec.normalised_hash));
+        json_object_set_new(j, "workers", zt_json_int(known, s.workers));
+        json_object_set_new(j, "global_batch_size", zt_json_int(known, s.training.global_batch_size));
+        json_object_set_new(j, "accumulation", zt_json_int(known, known ? zt_spec_accumulation(&s) : 0));
+        json_object_set_new(j, "configuration", zt_json_text(text));
+        zt_print_json_line(stdout, j);
+        json_decref(j);
+    } else if (text) {
+        fputs(text, stdout);
+    } else {
+        say_valid(&f, &s, known);
+    }
+    free(text);
+    zt_run_file_free(&f);
+    return ZT_EXIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------- submit */
+
+static void say_submitted(const struct zt_options *o, const Zt__SubmitReply *r) {
+    if (o->format != ZT_FORMAT_TABLE) {
+        json_t *j = json_object();
+        json_object_set_new(j, "run", zt_json_text(r->run_id));
+        json_object_set_new(j, "name", zt_json_text(r->name));
+        json_object_set_new(j, "state", zt_json_text(r->state));
+        json_object_set_new(j, "detail", zt_json_text(r->detail));
+        json_object_set_new(j, "position", zt_json_int(r->has_position && r->position > 0, r->position));
+        zt_print_json_line(stdout, j);
+        json_decref(j);
+        return;
+    }
+    char *detail = zt_escape(r->detail ? r->detail : "", r->detail ? strlen(r->detail) : 0, false);
+    printf("run %s \"%s\" %s", r->run_id, r->name, r->state);
+    if (r->has_position && r->position > 0)
+        printf(": position %u", r->position);
+    if (detail && detail[0])
+        printf("%s%s", r->has_position && r->position > 0 ? ", " : ": ", detail);
+    putchar('\n');
+    fflush(stdout);
+    free(detail);
+}
+
+/* Follows until the end; the exit code says how it ended. */
+static int follow_run(const struct zt_options *o, struct zt_source *s, const char *run) {
+    struct zt_options fo = *o;
+    struct zt_error err = {0};
+    struct zt_answer a = {0};
+    char line[1024];
+    int rc = 0, code = -1;
+    fo.follow = true;
+    fo.rank[0] = 0; /* rank 0 speaks for all */
+    fo.n_rank = 1;
+    struct zt_follow *f = zt_follow_new(&fo, run);
+    if (!f)
+        return zt_report(zt_fail(&err, ZT_ENOMEM, "no memory"), &err);
+    zt_detach_on_interrupt();
+    while (rc == 0 && code < 0) {
+        zt_answer_free(&a);
+        rc = zt_fetch_run(s, run, true, &a, &err);
+        if (rc == 0)
+            code = zt_exit_of_state(a.env->run_detail->summary->state);
+        if (rc == 0)
+            rc = zt_follow_events(f, s, stdout, 0, &err);
+        if (rc == 0)
+            rc = zt_follow_logs(f, s, stdout, &err);
+        fflush(stdout);
+        if (rc == 0 && code < 0 && s->deadline > 0 && zt_now() >= s->deadline)
+            rc = zt_fail(&err, ZT_ETIMEOUT, "time is up; run %s goes on", run);
+        if (rc == 0 && code < 0)
+            zt_pause(0.5);
+    }
+    zt_follow_flush(f, stdout);
+    if (rc)
+        code = zt_report(rc, &err);
+    else
+        printf("run %s %s\n", run, zt_state_line(a.env->run_detail, line, sizeof line));
+    zt_answer_free(&a);
+    zt_follow_free(f);
+    return code;
+}
+
+int zt_cmd_submit(const struct zt_options *o) {
+    static struct zt_run_file f;
+    static struct zt_spec s;
+    struct zt_submit_request req;
+    struct zt_source source;
+    struct zt_answer a;
+    struct zt_error err;
+    char run[64];
+    int rc = zt_run_file_load(o, &f, &err);
+    if (rc == 0 && o->workers > 0)
+        rc = check_workers(&f, o->workers, &s, &err);
+    if (rc) {
+        zt_run_file_free(&f);
+        return zt_report_bare(rc, &err);
+    }
+    rc = zt_source_open(o, &source, &err);
+    if (rc == 0)
+        rc = zt_submit_request_fill(&req, &f, o, o->workers, &err);
+    if (rc == 0)
+        rc = zt_source_ask(&source, &req.env, &a, &err);
+    zt_run_file_free(&f);
+    if (rc) {
+        zt_source_close(&source);
+        return zt_report(rc, &err);
+    }
+    say_submitted(o, a.env->submit_reply);
+    snprintf(run, sizeof run, "%s", a.env->submit_reply->run_id);
+    zt_answer_free(&a);
+    int code = o->follow ? follow_run(o, &source, run) : ZT_EXIT_OK;
+    zt_source_close(&source);
+    return code;
+}
