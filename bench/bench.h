@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench/bench.h: what the benchmark programs share: arguments, clock, median, and how busy the rest of
- * the machine was. Each program prints one JSON line and checks its own result before it believes its
- * time. One thread. */
+/* bench/bench.h: what the benchmark programs share: arguments, clock, median, and how busy the rest
+ * of the machine was. Each program prints one JSON line and checks its own result before it
+ * believes its time. One thread. */
 #ifndef ZT_BENCH_H
 #define ZT_BENCH_H
 #include <stdint.h>
@@ -18,10 +18,10 @@ static inline double bench_now(void) {
 }
 
 /* Value of "--name V", else the default. */
-static inline const char *bench_text(int argc, char **argv, const char *name, const char *otherwise) {
+static inline const char *bench_text(int argc, char **argv, const char *name,
+                                     const char *otherwise) {
     for (int i = 1; i + 1 < argc; i += 2)
-        if (strncmp(argv[i], "--", 2) == 0 && strcmp(argv[i] + 2, name) == 0)
-            return argv[i + 1];
+        if (strncmp(argv[i], "--", 2) == 0 && strcmp(argv[i] + 2, name) == 0) return argv[i + 1];
     return otherwise;
 }
 
@@ -36,7 +36,8 @@ static inline int64_t bench_int(int argc, char **argv, const char *name, int64_t
     return v;
 }
 
-/* Every argument must be one of the names (space separated): a typing slip must not run the default. */
+/* Every argument must be one of the names (space separated): a typing slip must not run the
+ * default. */
 static inline void bench_check_args(int argc, char **argv, const char *names) {
     for (int i = 1; i < argc; i += 2) {
         char word[64];
@@ -61,7 +62,9 @@ static inline double bench_median(double *v, int n) {
 
 /* CPU seconds that the whole machine has spent so far, and that this process and its ended children
  * have: the difference of differences is the others' load. */
-struct bench_load { double at, machine, own; };
+struct bench_load {
+    double at, machine, own;
+};
 
 static inline struct bench_load bench_load_now(void) {
     struct bench_load l = {.at = bench_now()};
@@ -71,9 +74,10 @@ static inline struct bench_load bench_load_now(void) {
     FILE *f = fopen("/proc/stat", "r");
     if (f) {
         unsigned long long v[8] = {0};
-        if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3], &v[4],
-                   &v[5], &v[6], &v[7]) == 8)
-            l.machine = (double)(v[0] + v[1] + v[2] + v[5] + v[6] + v[7]) / (double)sysconf(_SC_CLK_TCK);
+        if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3],
+                   &v[4], &v[5], &v[6], &v[7]) == 8)
+            l.machine =
+                (double)(v[0] + v[1] + v[2] + v[5] + v[6] + v[7]) / (double)sysconf(_SC_CLK_TCK);
         fclose(f);
     }
     return l;

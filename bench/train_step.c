@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of the
- * given shape on random bytes.
- *   train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256] [--vocab 256] [--batch 8] [--steps 12]
+/* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of
+ * the given shape on random bytes. train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256]
+ * [--vocab 256] [--batch 8] [--steps 12]
  *              [--warmup 3] [--threads 2] [--world 1] [--mode ddp]  -> one JSON line
  * --batch is per rank; the time of a step is the slowest rank's, its median over --steps. */
 #include <math.h>
@@ -47,8 +47,7 @@ static int on_id(void *arg, int rank, struct zt_comm_id *id, struct zt_error *er
     }
     double deadline = bench_now() + 60;
     while (!atomic_load(&r->board->posted)) {
-        if (bench_now() > deadline)
-            return zt_fail(err, ZT_ETIMEOUT, "rank 0 never made the group");
+        if (bench_now() > deadline) return zt_fail(err, ZT_ETIMEOUT, "rank 0 never made the group");
         usleep(1000);
     }
     *id = r->board->id;
@@ -68,8 +67,7 @@ static int on_step(void *arg, const struct zt_step_report *s, struct zt_error *e
     }
     if (r->rank == 0) {
         *(s->step == 1 ? &b->loss_first : &b->loss_last) = s->loss;
-        if (s->step == 1)
-            b->loss_last = s->loss;
+        if (s->step == 1) b->loss_last = s->loss;
     }
     return ZT_OK;
 }
@@ -80,8 +78,7 @@ static int nothing(void *arg, struct zt_error *err) {
 }
 static void on_event(void *arg, enum zt_event_level level, const char *kind, const char *message) {
     const struct rank *r = arg;
-    if (level >= ZT_EVENT_WARNING)
-        fprintf(stderr, "rank %d: %s: %s\n", r->rank, kind, message);
+    if (level >= ZT_EVENT_WARNING) fprintf(stderr, "rank %d: %s: %s\n", r->rank, kind, message);
 }
 static bool never(void *arg) {
     (void)arg;
@@ -90,15 +87,18 @@ static bool never(void *arg) {
 
 static int run_rank(const struct job *j, int rank, struct board *board, const char *data) {
     char text[2048];
-    int n = snprintf(text, sizeof text,
-                     "version: 1\nname: bench\n"
-                     "model: {family: gpt2, layers: %lld, dim: %lld, heads: %lld, vocab_size: %lld, seq_len_max: %lld}\n"
-                     "dataset: {path: %s, tokenizer: bytes}\n"
-                     "training: {steps: %lld, seq_len: %lld, local_batch_size: %lld}\n"
-                     "optimizer: {lr: 3e-4, beta1: 0.9, beta2: 0.95, weight_decay: 0.1, max_norm: 1.0}\n"
-                     "parallelism: {mode: %s}\n", (long long)j->layers, (long long)j->dim, (long long)j->heads,
-                     (long long)j->vocab, (long long)j->seq, data, (long long)(j->steps + j->warmup),
-                     (long long)j->seq, (long long)j->batch, j->mode);
+    int n = snprintf(
+        text, sizeof text,
+        "version: 1\nname: bench\n"
+        "model: {family: gpt2, layers: %lld, dim: %lld, heads: %lld, vocab_size: %lld, "
+        "seq_len_max: %lld}\n"
+        "dataset: {path: %s, tokenizer: bytes}\n"
+        "training: {steps: %lld, seq_len: %lld, local_batch_size: %lld}\n"
+        "optimizer: {lr: 3e-4, beta1: 0.9, beta2: 0.95, weight_decay: 0.1, max_norm: 1.0}\n"
+        "parallelism: {mode: %s}\n",
+        (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->vocab,
+        (long long)j->seq, data, (long long)(j->steps + j->warmup), (long long)j->seq,
+        (long long)j->batch, j->mode);
     static struct zt_spec spec;
     struct zt_error err = {0};
     struct zt_train_result result;
@@ -106,11 +106,21 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
     if (zt_spec_parse(text, (size_t)n, "bench", NULL, 0, &spec, &err) != 0 ||
         zt_spec_resolve(&spec, j->world, "bench", &err) != 0)
         bench_fail("train-step", err.msg);
-    struct zt_train_config c = {.spec = &spec, .rank = rank, .local_rank = rank, .world = j->world, .generation = 1,
-                                .device = "cpu", .capacity_bytes = zt_default_capacity(j->world),
+    struct zt_train_config c = {.spec = &spec,
+                                .rank = rank,
+                                .local_rank = rank,
+                                .world = j->world,
+                                .generation = 1,
+                                .device = "cpu",
+                                .capacity_bytes = zt_default_capacity(j->world),
                                 .threads = j->threads};
-    struct zt_train_hooks h = {.arg = &r, .ready = nothing, .comm_id = on_id, .in_comm = nothing, .step = on_step,
-                               .event = on_event, .stop = never};
+    struct zt_train_hooks h = {.arg = &r,
+                               .ready = nothing,
+                               .comm_id = on_id,
+                               .in_comm = nothing,
+                               .step = on_step,
+                               .event = on_event,
+                               .stop = never};
     if (zt_train(&c, &h, &result, &err) != 0) {
         fprintf(stderr, "rank %d: %s\n", rank, err.msg);
         return 1;
@@ -124,15 +134,13 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
 static void make_data(const struct job *j, const char *path) {
     FILE *f = fopen(path, "wb");
     int64_t n = j->world * j->batch * (j->steps + j->warmup) * j->seq + 1;
-    if (!f)
-        bench_fail("train-step", "no temporary file");
+    if (!f) bench_fail("train-step", "no temporary file");
     for (int64_t i = 0; i < n; i += 16) {
         uint32_t w[4];
         zt_rng_words(1, ZT_RNG_TEST, 0, 0, (uint64_t)i, w);
         fwrite(w, 1, (size_t)(n - i < 16 ? n - i : 16), f);
     }
-    if (fclose(f) != 0)
-        bench_fail("train-step", "writing the temporary file failed");
+    if (fclose(f) != 0) bench_fail("train-step", "writing the temporary file failed");
 }
 
 static int run_all(const struct job *j, struct board *board, const char *data) {
@@ -140,10 +148,8 @@ static int run_all(const struct job *j, struct board *board, const char *data) {
     int bad = 0;
     for (int rank = 0; rank < j->world; rank++) {
         pid[rank] = fork();
-        if (pid[rank] < 0)
-            bench_fail("train-step", "fork failed");
-        if (pid[rank] == 0)
-            _exit(run_rank(j, rank, board, data));
+        if (pid[rank] < 0) bench_fail("train-step", "fork failed");
+        if (pid[rank] == 0) _exit(run_rank(j, rank, board, data));
     }
     for (int rank = 0; rank < j->world; rank++) {
         int status;
@@ -162,31 +168,40 @@ static void print_row(const struct job *j, struct board *b, const char *kernels)
             exposed[i] = fmax(exposed[i], b->exposed[r][i]);
         }
     }
-    for (int r = 0; r < j->world; r++)
-        peak = b->peak_bytes[r] > peak ? b->peak_bytes[r] : peak;
+    for (int r = 0; r < j->world; r++) peak = b->peak_bytes[r] > peak ? b->peak_bytes[r] : peak;
     double ms = bench_median(slowest, (int)j->steps) * 1e3;
-    printf("{\"bench\":\"train_step\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,\"dim\":%lld,\"heads\":%lld,"
-           "\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,\"world\":%d,\"threads\":%d,\"ms\":%.3f,\"min_ms\":%.3f,"
-           "\"tokens_per_second\":%.1f,\"exposed_comm_ms\":%.3f,\"peak_allocated_mib\":%.1f,\"loss_first\":%.4f,"
-           "\"loss_last\":%.4f,\"parameter_hash\":\"%s\",\"kernels\":\"%s\"}\n", j->mode, (long long)j->layers,
-           (long long)j->dim, (long long)j->heads, (long long)j->seq, (long long)j->vocab, (long long)j->batch,
-           j->world, j->threads, ms, slowest[0] * 1e3, (double)(j->world * j->batch * j->seq) / ms * 1e3,
-           bench_median(exposed, (int)j->steps) * 1e3, (double)peak / 1048576.0, b->loss_first, b->loss_last,
-           b->parameter_hash, kernels);
+    printf("{\"bench\":\"train_step\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,\"dim\":%"
+           "lld,\"heads\":%lld,"
+           "\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,\"world\":%d,\"threads\":%d,\"ms\":%.3f,"
+           "\"min_ms\":%.3f,"
+           "\"tokens_per_second\":%.1f,\"exposed_comm_ms\":%.3f,\"peak_allocated_mib\":%.1f,\"loss_"
+           "first\":%.4f,"
+           "\"loss_last\":%.4f,\"parameter_hash\":\"%s\",\"kernels\":\"%s\"}\n",
+           j->mode, (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->seq,
+           (long long)j->vocab, (long long)j->batch, j->world, j->threads, ms, slowest[0] * 1e3,
+           (double)(j->world * j->batch * j->seq) / ms * 1e3,
+           bench_median(exposed, (int)j->steps) * 1e3, (double)peak / 1048576.0, b->loss_first,
+           b->loss_last, b->parameter_hash, kernels);
 }
 
 int main(int argc, char **argv) {
-    bench_check_args(argc, argv, " layers dim heads seq vocab batch steps warmup threads world mode ");
-    struct job j = {.layers = bench_int(argc, argv, "layers", 4), .dim = bench_int(argc, argv, "dim", 256),
-                    .heads = bench_int(argc, argv, "heads", 4), .seq = bench_int(argc, argv, "seq", 256),
-                    .vocab = bench_int(argc, argv, "vocab", 256), .batch = bench_int(argc, argv, "batch", 8),
-                    .steps = bench_int(argc, argv, "steps", 12), .warmup = bench_int(argc, argv, "warmup", 3),
+    bench_check_args(argc, argv,
+                     " layers dim heads seq vocab batch steps warmup threads world mode ");
+    struct job j = {.layers = bench_int(argc, argv, "layers", 4),
+                    .dim = bench_int(argc, argv, "dim", 256),
+                    .heads = bench_int(argc, argv, "heads", 4),
+                    .seq = bench_int(argc, argv, "seq", 256),
+                    .vocab = bench_int(argc, argv, "vocab", 256),
+                    .batch = bench_int(argc, argv, "batch", 8),
+                    .steps = bench_int(argc, argv, "steps", 12),
+                    .warmup = bench_int(argc, argv, "warmup", 3),
                     .threads = (int)bench_int(argc, argv, "threads", 2),
                     .world = (int)bench_int(argc, argv, "world", 1),
                     .mode = bench_text(argc, argv, "mode", "ddp")};
     if (j.steps < 1 || j.steps > STEPS_MAX || j.world < 1 || j.world > WORLD_MAX || j.vocab < 256)
         bench_fail("train-step", "--steps is 1 to 1000, --world 1 to 64, --vocab at least 256");
-    struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct board *board =
+        mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     char folder[] = "/tmp/zt-bench-XXXXXX", data[64];
     if (board == MAP_FAILED || !mkdtemp(folder))
         bench_fail("train-step", "no shared memory or no temporary folder");
@@ -195,15 +210,13 @@ int main(int argc, char **argv) {
     int bad = run_all(&j, board, data);
     unlink(data);
     rmdir(folder);
-    if (bad)
-        return 1;
+    if (bad) return 1;
     /* uniform bytes cannot be learned: the loss stays near ln(vocab) falling to ln 256 at best */
     if (!(board->loss_last > 4 && board->loss_last < log((double)j.vocab) + 1))
         bench_fail("train-step", "the loss is not that of random bytes");
     struct zt_error err = {0};
     struct zt_ops_ctx *x;
-    if (zt_ops_cpu_create(j.threads, NULL, NULL, &x, &err) != 0)
-        bench_fail("train-step", err.msg);
+    if (zt_ops_cpu_create(j.threads, NULL, NULL, &x, &err) != 0) bench_fail("train-step", err.msg);
     print_row(&j, board, zt_ops_cpu_describe(x));
     zt_ops_cpu_destroy(x);
     return 0;

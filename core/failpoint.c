@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/failpoint.c: ZT_FAIL="name:action,..." in builds with -Dfailpoints=true; empty otherwise.
- * The variable is parsed once per process. A malformed one ends the process: a test that believes it
- * planted a failure must not pass because of a typing slip. Any thread. */
+ * The variable is parsed once per process. A malformed one ends the process: a test that believes
+ * it planted a failure must not pass because of a typing slip. Any thread. */
 #include "core/sys.h"
 
 #ifdef ZT_FAILPOINTS
@@ -30,7 +30,8 @@ static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 static void refuse(const char *item) {
     fprintf(stderr,
             "ZT_FAIL: '%s' is not name:action with action kill, stop, exit=N, sleep=MS, error or "
-            "nth=K:ACTION\n", item);
+            "nth=K:ACTION\n",
+            item);
     _exit(2);
 }
 
@@ -38,8 +39,7 @@ static int parse_number(const char *s, char stop, long *out, const char **rest) 
     char *end;
     errno = 0;
     long v = strtol(s, &end, 10);
-    if (end == s || errno || v < 0 || *end != stop)
-        return 0;
+    if (end == s || errno || v < 0 || *end != stop) return 0;
     *out = v;
     *rest = stop ? end + 1 : end;
     return 1;
@@ -48,8 +48,7 @@ static int parse_number(const char *s, char stop, long *out, const char **rest) 
 static int parse_action(const char *s, struct point *p) {
     const char *rest;
     if (strncmp(s, "nth=", 4) == 0) {
-        if (!parse_number(s + 4, ':', &p->nth, &rest) || p->nth < 1)
-            return 0;
+        if (!parse_number(s + 4, ':', &p->nth, &rest) || p->nth < 1) return 0;
         s = rest;
     }
     if (strcmp(s, "kill") == 0)
@@ -69,11 +68,9 @@ static int parse_action(const char *s, struct point *p) {
 
 static void parse_all(void) {
     const char *env = getenv("ZT_FAIL");
-    if (!env || !*env)
-        return;
+    if (!env || !*env) return;
     char *copy = strdup(env), *save = NULL;
-    if (!copy)
-        _exit(2);
+    if (!copy) _exit(2);
     for (char *item = strtok_r(copy, ",", &save); item; item = strtok_r(NULL, ",", &save)) {
         struct point p = {.nth = 0};
         const char *colon = strchr(item, ':');
@@ -92,8 +89,7 @@ static int act(const struct point *p) {
     switch (p->action) {
     case ACT_KILL:
         kill(getpid(), SIGKILL);
-        for (;;)
-            pause();
+        for (;;) pause();
     case ACT_STOP:
         kill(getpid(), SIGSTOP);
         return 0;
@@ -116,11 +112,9 @@ int zt_failpoint(const char *name) {
     int failed = 0;
     for (int i = 0; i < g_count; i++) {
         struct point *p = &g_points[i];
-        if (strcmp(p->name, name) != 0)
-            continue;
+        if (strcmp(p->name, name) != 0) continue;
         long hit = __atomic_add_fetch(&p->hits, 1, __ATOMIC_RELAXED);
-        if (p->nth == 0 || hit == p->nth)
-            failed |= act(p);
+        if (p->nth == 0 || hit == p->nth) failed |= act(p);
     }
     return failed;
 }

@@ -2,10 +2,10 @@
 /* core/fixsum.c: exact sums in integer limbs. Pure; a struct belongs to its caller; any thread.
  *
  * The definition is zt_fixsum_add: round x to the grid 2^-104 (ties to even), cut the result into
- * limbs, add, carry. The hot loops (fixsum_body.h) peel limbs off with floating-point additions to big
- * constants and reach the same integer. Integer sums commute and carrying makes the limbs unique, so
- * lanes, blocks and instruction sets cannot matter. Blocks that hold a value too large for the constants
- * (or Inf, NaN) are done again by the definition. */
+ * limbs, add, carry. The hot loops (fixsum_body.h) peel limbs off with floating-point additions to
+ * big constants and reach the same integer. Integer sums commute and carrying makes the limbs
+ * unique, so lanes, blocks and instruction sets cannot matter. Blocks that hold a value too large
+ * for the constants (or Inf, NaN) are done again by the definition. */
 #include "core/fixsum.h"
 
 #include <math.h>
@@ -67,22 +67,21 @@ void zt_fixsum_add(struct zt_fixsum *s, double x) {
 }
 
 void zt_fixsum_merge(struct zt_fixsum *s, const struct zt_fixsum *other) {
-    for (int i = 0; i < ZT_FIXSUM_WORDS; i++)
-        s->word[i] += other->word[i];
+    for (int i = 0; i < ZT_FIXSUM_WORDS; i++) s->word[i] += other->word[i];
     zt_fixsum_normalise(s);
 }
 
 /* ---- hot loops ---- */
 
 #define CHAINS 2
-#define STEP 16                 /* of the widest: 8 lanes x 2 */
-#define BLOCK 2048              /* floats: at most 512 additions to one lane's S (the narrowest) */
-#define MAGIC0 (1.5 * 0x1p28)   /* ulp 2^-24; room for 2^27 on either side */
+#define STEP 16               /* of the widest: 8 lanes x 2 */
+#define BLOCK 2048            /* floats: at most 512 additions to one lane's S (the narrowest) */
+#define MAGIC0 (1.5 * 0x1p28) /* ulp 2^-24; room for 2^27 on either side */
 #define MAGIC0_LOW 0x1p28
 #define MAGIC0_HIGH 0x1p29
-#define MAGIC1 (1.5 * 0x1p-12)  /* ulp 2^-64; 512 rests of at most 2^-25 need 2^-16 of its 2^-13 */
-#define MAGIC2 (1.5 * 0x1p-52)  /* ulp 2^-104 */
-#define FAST_LIMIT 0x1p18       /* 512 signed addends stay within MAGIC0's room */
+#define MAGIC1 (1.5 * 0x1p-12) /* ulp 2^-64; 512 rests of at most 2^-25 need 2^-16 of its 2^-13 */
+#define MAGIC2 (1.5 * 0x1p-52) /* ulp 2^-104 */
+#define FAST_LIMIT 0x1p18      /* 512 signed addends stay within MAGIC0's room */
 
 #define LANES 2
 #define TARGET
@@ -110,8 +109,7 @@ typedef bool block_fn(const float *x, size_t n, int64_t sum[3]);
 static block_fn *choose(bool square) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
         return square ? squares_avx512 : floats_avx512;
-    if (__builtin_cpu_supports("avx2"))
-        return square ? squares_avx2 : floats_avx2;
+    if (__builtin_cpu_supports("avx2")) return square ? squares_avx2 : floats_avx2;
     return square ? squares_base : floats_base;
 }
 #else
@@ -131,8 +129,7 @@ static void add_array(struct zt_fixsum *s, const float *x, size_t n, bool square
         size_t body = len / STEP * STEP;
         int64_t sum[3];
         if (body > 0 && fn(x + at, body, sum)) {
-            for (int i = 0; i < 3; i++)
-                s->word[i] += sum[i];
+            for (int i = 0; i < 3; i++) s->word[i] += sum[i];
             zt_fixsum_normalise(s);
         } else {
             add_block_slow(s, x + at, body, square);
@@ -160,8 +157,7 @@ static unsigned window64(const uint64_t b[3], int top, uint64_t *window) {
         int p = top - bit;
         w = w << 1 | (p >= 0 ? (b[p / 64] >> (p % 64)) & 1u : 0u);
     }
-    for (int p = top - 64; p >= 0; p--)
-        sticky |= (b[p / 64] >> (p % 64)) & 1u;
+    for (int p = top - 64; p >= 0; p--) sticky |= (b[p / 64] >> (p % 64)) & 1u;
     *window = w;
     return sticky;
 }
@@ -169,27 +165,22 @@ static unsigned window64(const uint64_t b[3], int top, uint64_t *window) {
 double zt_fixsum_value(const struct zt_fixsum *s) {
     struct zt_fixsum t = *s;
     zt_fixsum_normalise(&t);
-    if (t.word[3])
-        return NAN;
+    if (t.word[3]) return NAN;
     bool negative = t.word[4] < 0;
     if (negative) {
-        for (int i = 0; i < ZT_FIXSUM_WORDS; i++)
-            t.word[i] = -t.word[i];
+        for (int i = 0; i < ZT_FIXSUM_WORDS; i++) t.word[i] = -t.word[i];
         zt_fixsum_normalise(&t);
     }
     uint64_t d0 = (uint64_t)t.word[0], d1 = (uint64_t)t.word[1], d2 = (uint64_t)t.word[2],
              d4 = (uint64_t)t.word[4];
     const uint64_t b[3] = {d2 | d1 << 40, d1 >> 24 | d0 << 16 | d4 << 56, d4 >> 8};
     int top = 191;
-    while (top >= 0 && !((b[top / 64] >> (top % 64)) & 1u))
-        top--;
-    if (top < 0)
-        return 0.0;
+    while (top >= 0 && !((b[top / 64] >> (top % 64)) & 1u)) top--;
+    if (top < 0) return 0.0;
     uint64_t w;
     unsigned sticky = window64(b, top, &w);
     uint64_t keep = w >> 11, rest = w & 0x7ffu;
-    if (rest > 0x400u || (rest == 0x400u && (sticky || (keep & 1u))))
-        keep++;
+    if (rest > 0x400u || (rest == 0x400u && (sticky || (keep & 1u)))) keep++;
     double v = ldexp((double)keep, top - 63 + 11 - 104);
     return negative ? -v : v;
 }

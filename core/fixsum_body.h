@@ -3,10 +3,10 @@
  * width with LANES (doubles per vector), TARGET (function attributes) and NAME(x) defined.
  *
  * For both levels above the last, S holds a constant plus the sum so far, always inside one binade,
- * so that adding an addend rounds it to S's grid and S_new - S is exactly what was taken; the rest goes
- * one level down. However ties fall at these levels, what is left is a multiple of the next grid, so the
- * total does not depend on S. At the last level the constant stays fixed and integers are added:
- * each addend is rounded to the grid 2^-104, ties to even, whatever came before it. */
+ * so that adding an addend rounds it to S's grid and S_new - S is exactly what was taken; the rest
+ * goes one level down. However ties fall at these levels, what is left is a multiple of the next
+ * grid, so the total does not depend on S. At the last level the constant stays fixed and integers
+ * are added: each addend is rounded to the grid 2^-104, ties to even, whatever came before it. */
 
 typedef float NAME(vfloat) __attribute__((vector_size(LANES * 4)));
 typedef double NAME(vdouble) __attribute__((vector_size(LANES * 8)));
@@ -16,7 +16,7 @@ typedef uint64_t NAME(vword) __attribute__((vector_size(LANES * 8)));
  * Returns false when some addend is too large, Inf or NaN; sum is then meaningless. */
 TARGET static inline __attribute__((always_inline)) bool NAME(block)(const float *x, size_t n,
                                                                      bool square, int64_t sum[3]) {
-    /* chains run side by side to hide the latency of the additions; written out for the optimiser */
+    /* two chains, written out, hide the latency of the additions */
     const NAME(vdouble) zero = {0};
     NAME(vdouble) s0a = zero + MAGIC0, s0b = s0a, s1a = zero + MAGIC1, s1b = s1a;
     const NAME(vdouble) m2 = zero + MAGIC2;
@@ -27,8 +27,8 @@ TARGET static inline __attribute__((always_inline)) bool NAME(block)(const float
         NAME(vfloat) fa, fb;
         memcpy(&fa, x + i, sizeof fa);
         memcpy(&fb, x + i + LANES, sizeof fb);
-        NAME(vdouble) a = __builtin_convertvector(fa, NAME(vdouble)),
-                      b = __builtin_convertvector(fb, NAME(vdouble));
+        NAME(vdouble) a = __builtin_convertvector(fa, NAME(vdouble));
+        NAME(vdouble) b = __builtin_convertvector(fb, NAME(vdouble));
         if (square) {
             a = a * a;
             b = b * b;
@@ -50,8 +50,8 @@ TARGET static inline __attribute__((always_inline)) bool NAME(block)(const float
         s2a += (NAME(vword))(a + m2);
         s2b += (NAME(vword))(b + m2);
     }
-    const uint64_t bits0 = ((NAME(vword))(zero + MAGIC0))[0], bits1 = ((NAME(vword))(zero + MAGIC1))[0],
-                   bits2 = ((NAME(vword))m2)[0];
+    const uint64_t bits0 = ((NAME(vword))(zero + MAGIC0))[0],
+                   bits1 = ((NAME(vword))(zero + MAGIC1))[0], bits2 = ((NAME(vword))m2)[0];
     uint64_t l0 = 0, l1 = 0, l2 = 0, bad = 0;
     for (int l = 0; l < LANES; l++) {
         bad |= big[l];

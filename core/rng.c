@@ -70,8 +70,7 @@ static void mt_refill(struct zt_mt19937 *g) {
 }
 
 uint32_t zt_mt19937_next(struct zt_mt19937 *g) {
-    if (g->pos >= MT_N)
-        mt_refill(g);
+    if (g->pos >= MT_N) mt_refill(g);
     uint32_t y = g->state[g->pos++];
     y ^= y >> 11;
     y ^= (y << 7) & 0x9d2c5680u;
@@ -81,12 +80,10 @@ uint32_t zt_mt19937_next(struct zt_mt19937 *g) {
 
 int zt_randperm(int64_t n, uint64_t seed, int64_t *out) {
     /* From this size on PyTorch draws 64-bit words by another path: refused, not imitated. */
-    if (n < 0 || n >= (int64_t)(UINT32_MAX / 20))
-        return ZT_EUNSUPPORTED;
+    if (n < 0 || n >= (int64_t)(UINT32_MAX / 20)) return ZT_EUNSUPPORTED;
     struct zt_mt19937 g;
     zt_mt19937_seed(&g, (uint32_t)seed); /* PyTorch keeps the low 32 bits of the seed too */
-    for (int64_t i = 0; i < n; i++)
-        out[i] = i;
+    for (int64_t i = 0; i < n; i++) out[i] = i;
     for (int64_t i = 0; i < n - 1; i++) {
         int64_t j = i + (int64_t)zt_mt19937_next(&g) % (n - i);
         int64_t t = out[i];

@@ -11,10 +11,8 @@
 #include "core/units.h"
 
 static int64_t samples_per_rank(int64_t n, int64_t world, bool drop_last) {
-    if (!drop_last)
-        return zt_ceil_div(n, world);
-    if (n % world == 0)
-        return n / world;
+    if (!drop_last) return zt_ceil_div(n, world);
+    if (n % world == 0) return n / world;
     return n < world ? 0 : zt_ceil_div(n - world, world);
 }
 
@@ -23,16 +21,15 @@ static int64_t samples_per_rank(int64_t n, int64_t world, bool drop_last) {
 static int fill_epoch(struct zt_sampler *s, struct zt_error *err) {
     int64_t list = s->per_rank * s->world > s->n ? s->per_rank * s->world : s->n;
     if (!s->shuffle) {
-        for (int64_t i = 0; i < list; i++)
-            s->perm[i] = i % s->n;
+        for (int64_t i = 0; i < list; i++) s->perm[i] = i % s->n;
         return ZT_OK;
     }
     if (zt_randperm(s->n, s->seed + (uint64_t)s->epoch, s->perm) != ZT_OK)
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "%" PRId64 " samples are too many to shuffle (the limit is 214,748,363); "
-                       "set dataset.shuffle: false, or use longer sequences", s->n);
-    for (int64_t i = s->n; i < list; i++)
-        s->perm[i] = s->perm[i % s->n];
+                       "set dataset.shuffle: false, or use longer sequences",
+                       s->n);
+    for (int64_t i = s->n; i < list; i++) s->perm[i] = s->perm[i % s->n];
     return ZT_OK;
 }
 
@@ -41,12 +38,12 @@ int zt_sampler_init(struct zt_sampler *s, int64_t n, int world, bool shuffle, bo
     memset(s, 0, sizeof *s);
     if (world < 1)
         return zt_fail(err, ZT_EINVAL, "a sampler needs at least one rank, not %d", world);
-    if (n < 1)
-        return zt_fail(err, ZT_EDATA, "the data set has no samples");
+    if (n < 1) return zt_fail(err, ZT_EDATA, "the data set has no samples");
     int64_t per = samples_per_rank(n, world, drop_last);
     if (per < 1)
         return zt_fail(err, ZT_EDATA,
-                       "%" PRId64 " samples for %d data-parallel ranks leave some without any under "
+                       "%" PRId64
+                       " samples for %d data-parallel ranks leave some without any under "
                        "dataset.drop_last: true; use more data, fewer workers, or drop_last: false",
                        n, world);
     s->n = n;
@@ -61,16 +58,13 @@ int zt_sampler_init(struct zt_sampler *s, int64_t n, int world, bool shuffle, bo
     if (!zt_mul_size((size_t)places, sizeof *s->perm, &bytes) || !(s->perm = malloc(bytes)))
         return zt_fail(err, ZT_ENOMEM, "no memory for the order of %" PRId64 " samples", n);
     int rc = fill_epoch(s, err);
-    if (rc != ZT_OK)
-        zt_sampler_free(s);
+    if (rc != ZT_OK) zt_sampler_free(s);
     return rc;
 }
 
 int zt_sampler_set_epoch(struct zt_sampler *s, int64_t epoch, struct zt_error *err) {
-    if (epoch < 0)
-        return zt_fail(err, ZT_EINVAL, "epoch %" PRId64 " is negative", epoch);
-    if (epoch == s->epoch)
-        return ZT_OK;
+    if (epoch < 0) return zt_fail(err, ZT_EINVAL, "epoch %" PRId64 " is negative", epoch);
+    if (epoch == s->epoch) return ZT_OK;
     s->epoch = epoch;
     return s->shuffle ? fill_epoch(s, err) : ZT_OK;
 }

@@ -6,10 +6,14 @@
 
 static double decay_factor(enum zt_decay decay, double p) {
     switch (decay) {
-    case ZT_DECAY_CONSTANT: return 1.0;
-    case ZT_DECAY_LINEAR: return 1.0 - p;
-    case ZT_DECAY_COSINE: return 0.5 * (1.0 + cos(3.14159265358979323846 * p));
-    case ZT_DECAY_SQRT: return 1.0 - sqrt(p);
+    case ZT_DECAY_CONSTANT:
+        return 1.0;
+    case ZT_DECAY_LINEAR:
+        return 1.0 - p;
+    case ZT_DECAY_COSINE:
+        return 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    case ZT_DECAY_SQRT:
+        return 1.0 - sqrt(p);
     }
     return 1.0;
 }
@@ -17,24 +21,19 @@ static double decay_factor(enum zt_decay decay, double p) {
 double zt_schedule_factor(const struct zt_schedule *s, int64_t i) {
     int64_t total = s->total_steps;
     int64_t warmup = s->warmup_steps < total ? s->warmup_steps : total;
-    if (warmup < 0)
-        warmup = 0;
-    if (i < warmup)
-        return (double)(i + 1) / (double)warmup;
+    if (warmup < 0) warmup = 0;
+    if (i < warmup) return (double)(i + 1) / (double)warmup;
     int64_t decay = total - warmup;
     if (s->decay_ratio >= 0) {
         /* rint: halves go to even, as in the reference's round(). */
         int64_t wanted = (int64_t)rint((double)total * s->decay_ratio);
-        if (wanted < decay)
-            decay = wanted;
+        if (wanted < decay) decay = wanted;
     }
     /* One virtual step more than there are, so that the last real update is not at zero. */
     int64_t flat_end = total + 1 - decay;
-    if (i < flat_end || decay <= 0 || s->decay == ZT_DECAY_CONSTANT)
-        return 1.0;
+    if (i < flat_end || decay <= 0 || s->decay == ZT_DECAY_CONSTANT) return 1.0;
     double p = (double)(i + 1 - flat_end) / (double)decay;
-    if (p > 1.0)
-        p = 1.0; /* updates past the planned end stay at the minimum */
+    if (p > 1.0) p = 1.0; /* updates past the planned end stay at the minimum */
     return s->min_lr_factor + (1.0 - s->min_lr_factor) * decay_factor(s->decay, p);
 }
 

@@ -19,10 +19,8 @@ static int posix_open(void *arg, const char *path, int flags, mode_t mode) {
     (void)arg;
     for (;;) {
         int fd = open(path, flags | O_CLOEXEC, mode);
-        if (fd >= 0)
-            return fd;
-        if (errno != EINTR)
-            return -errno;
+        if (fd >= 0) return fd;
+        if (errno != EINTR) return -errno;
     }
 }
 
@@ -30,10 +28,8 @@ static ssize_t posix_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
     (void)arg;
     for (;;) {
         ssize_t got = pread(fd, buf, n, at);
-        if (got >= 0)
-            return got;
-        if (errno != EINTR)
-            return -errno;
+        if (got >= 0) return got;
+        if (errno != EINTR) return -errno;
     }
 }
 
@@ -41,20 +37,16 @@ static ssize_t posix_pwrite(void *arg, int fd, const void *buf, size_t n, off_t 
     (void)arg;
     for (;;) {
         ssize_t put = pwrite(fd, buf, n, at);
-        if (put >= 0)
-            return put;
-        if (errno != EINTR)
-            return -errno;
+        if (put >= 0) return put;
+        if (errno != EINTR) return -errno;
     }
 }
 
 static int posix_fsync(void *arg, int fd) {
     (void)arg;
     for (;;) {
-        if (fsync(fd) == 0)
-            return 0;
-        if (errno != EINTR)
-            return -errno;
+        if (fsync(fd) == 0) return 0;
+        if (errno != EINTR) return -errno;
     }
 }
 
@@ -105,8 +97,7 @@ static int posix_random(void *arg, void *buf, size_t n) {
     char *p = buf;
     while (n > 0) {
         ssize_t got = getrandom(p, n, 0);
-        if (got < 0 && errno != EINTR)
-            return -errno;
+        if (got < 0 && errno != EINTR) return -errno;
         if (got > 0) {
             p += got;
             n -= (size_t)got;
@@ -116,9 +107,17 @@ static int posix_random(void *arg, void *buf, size_t n) {
 }
 
 const struct zt_sys zt_sys_posix = {
-    .open = posix_open, .pread = posix_pread, .pwrite = posix_pwrite, .fsync = posix_fsync,
-    .close = posix_close, .rename = posix_rename, .unlink = posix_unlink, .mkdir = posix_mkdir,
-    .fstat = posix_fstat, .monotonic_ns = posix_monotonic, .wall_ns = posix_wall,
+    .open = posix_open,
+    .pread = posix_pread,
+    .pwrite = posix_pwrite,
+    .fsync = posix_fsync,
+    .close = posix_close,
+    .rename = posix_rename,
+    .unlink = posix_unlink,
+    .mkdir = posix_mkdir,
+    .fstat = posix_fstat,
+    .monotonic_ns = posix_monotonic,
+    .wall_ns = posix_wall,
     .random = posix_random,
 };
 
@@ -203,21 +202,30 @@ static int nth_random(void *arg, void *buf, size_t n) {
 
 struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state) {
     return (struct zt_sys){
-        .arg = state, .open = nth_open, .pread = nth_pread, .pwrite = nth_pwrite,
-        .fsync = nth_fsync, .close = nth_close, .rename = nth_rename, .unlink = nth_unlink,
-        .mkdir = nth_mkdir, .fstat = nth_fstat, .monotonic_ns = nth_monotonic,
-        .wall_ns = nth_wall, .random = nth_random,
+        .arg = state,
+        .open = nth_open,
+        .pread = nth_pread,
+        .pwrite = nth_pwrite,
+        .fsync = nth_fsync,
+        .close = nth_close,
+        .rename = nth_rename,
+        .unlink = nth_unlink,
+        .mkdir = nth_mkdir,
+        .fstat = nth_fstat,
+        .monotonic_ns = nth_monotonic,
+        .wall_ns = nth_wall,
+        .random = nth_random,
     };
 }
 
 /* ---- whole files ---- */
 
-/* Reads to the end of fd whatever fstat says: files in /proc and growing files have no fixed size. */
+/* Reads to the end of fd whatever fstat says: files in /proc and growing files have no fixed size.
+ */
 static int read_all(const struct zt_sys *sys, int fd, size_t max, char **data, size_t *n) {
     size_t have = 0, room = max < 4096 ? max + 1 : 4096;
     char *buf = malloc(room + 1);
-    if (!buf)
-        return -ENOMEM;
+    if (!buf) return -ENOMEM;
     for (;;) {
         if (have == room) {
             if (have > max) {
@@ -238,8 +246,7 @@ static int read_all(const struct zt_sys *sys, int fd, size_t max, char **data, s
             free(buf);
             return (int)got;
         }
-        if (got == 0)
-            break;
+        if (got == 0) break;
         have += (size_t)got;
     }
     buf[have] = '\0';
@@ -248,14 +255,13 @@ static int read_all(const struct zt_sys *sys, int fd, size_t max, char **data, s
     return 0;
 }
 
-int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, char **data, size_t *n) {
+int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, char **data,
+                     size_t *n) {
     *data = NULL;
     *n = 0;
-    if (max >= SIZE_MAX - 2)
-        max = SIZE_MAX - 3;
+    if (max >= SIZE_MAX - 2) max = SIZE_MAX - 3;
     int fd = sys->open(sys->arg, path, O_RDONLY, 0);
-    if (fd < 0)
-        return fd;
+    if (fd < 0) return fd;
     int rc = read_all(sys, fd, max, data, n);
     sys->close(sys->arg, fd); /* nothing was written: its result says nothing */
     return rc;
@@ -264,10 +270,8 @@ int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, cha
 static int write_all(const struct zt_sys *sys, int fd, const char *data, size_t n) {
     for (size_t done = 0; done < n;) {
         ssize_t put = sys->pwrite(sys->arg, fd, data + done, n - done, (off_t)done);
-        if (put < 0)
-            return (int)put;
-        if (put == 0)
-            return -EIO; /* a write of nothing would repeat for ever */
+        if (put < 0) return (int)put;
+        if (put == 0) return -EIO; /* a write of nothing would repeat for ever */
         done += (size_t)put;
     }
     return sys->fsync(sys->arg, fd);
@@ -275,14 +279,13 @@ static int write_all(const struct zt_sys *sys, int fd, const char *data, size_t 
 
 static int sync_folder_of(const struct zt_sys *sys, const char *path) {
     const char *slash = strrchr(path, '/');
-    char *folder = !slash ? strdup(".") : slash == path ? strdup("/")
-                                                        : strndup(path, (size_t)(slash - path));
-    if (!folder)
-        return -ENOMEM;
+    char *folder = !slash          ? strdup(".")
+                   : slash == path ? strdup("/")
+                                   : strndup(path, (size_t)(slash - path));
+    if (!folder) return -ENOMEM;
     int fd = sys->open(sys->arg, folder, O_RDONLY | O_DIRECTORY, 0);
     free(folder);
-    if (fd < 0)
-        return fd;
+    if (fd < 0) return fd;
     int rc = sys->fsync(sys->arg, fd);
     int closed = sys->close(sys->arg, fd);
     return rc ? rc : closed;
@@ -302,10 +305,8 @@ int zt_sys_write_atomic(const struct zt_sys *sys, const char *path, const void *
         rc = write_all(sys, fd, data, n);
         int closed = sys->close(sys->arg, fd);
         rc = rc ? rc : closed;
-        if (rc == 0)
-            rc = sys->rename(sys->arg, temp, path);
-        if (rc != 0)
-            sys->unlink(sys->arg, temp);
+        if (rc == 0) rc = sys->rename(sys->arg, temp, path);
+        if (rc != 0) sys->unlink(sys->arg, temp);
     }
     free(temp);
     return rc ? rc : sync_folder_of(sys, path);

@@ -71,11 +71,9 @@ const char *zt_format_count(int64_t v, char *buf, size_t n) {
     uint64_t a = v < 0 ? (uint64_t)0 - (uint64_t)v : (uint64_t)v;
     int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)a);
     size_t o = 0;
-    if (v < 0)
-        out[o++] = '-';
+    if (v < 0) out[o++] = '-';
     for (int i = 0; i < len; i++) {
-        if (i > 0 && (len - i) % 3 == 0)
-            out[o++] = ',';
+        if (i > 0 && (len - i) % 3 == 0) out[o++] = ',';
         out[o++] = digits[i];
     }
     out[o] = '\0';
@@ -89,21 +87,17 @@ const char *zt_format_count(int64_t v, char *buf, size_t n) {
  * short: three rows on the stack. Returns a large number for words that do not fit. */
 static int edit_distance(const char *a, const char *b) {
     size_t na = strlen(a), nb = strlen(b);
-    if (na > WORD_MAX_BYTES || nb > WORD_MAX_BYTES)
-        return 1 << 20;
+    if (na > WORD_MAX_BYTES || nb > WORD_MAX_BYTES) return 1 << 20;
     int rows[3][WORD_MAX_BYTES + 1];
     int *before = rows[0], *last = rows[1], *now = rows[2];
-    for (size_t j = 0; j <= nb; j++)
-        last[j] = (int)j;
+    for (size_t j = 0; j <= nb; j++) last[j] = (int)j;
     for (size_t i = 1; i <= na; i++) {
         now[0] = (int)i;
         for (size_t j = 1; j <= nb; j++) {
             int ca = tolower((unsigned char)a[i - 1]), cb = tolower((unsigned char)b[j - 1]);
             int best = last[j - 1] + (ca != cb);
-            if (last[j] + 1 < best)
-                best = last[j] + 1;
-            if (now[j - 1] + 1 < best)
-                best = now[j - 1] + 1;
+            if (last[j] + 1 < best) best = last[j] + 1;
+            if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
             if (i > 1 && j > 1 && ca == tolower((unsigned char)b[j - 2]) &&
                 tolower((unsigned char)a[i - 2]) == cb && before[j - 2] + 1 < best)
                 best = before[j - 2] + 1;
@@ -122,8 +116,7 @@ const char *zt_nearest(const char *word, const char *const *names, int n) {
     int best_distance = 0;
     size_t nw = strlen(word);
     for (int i = 0; i < n; i++) {
-        if (!names[i])
-            continue;
+        if (!names[i]) continue;
         int d = edit_distance(word, names[i]);
         if (!best || d < best_distance) {
             best = names[i];

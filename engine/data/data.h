@@ -28,14 +28,17 @@ struct zt_dataset_config {
     bool tail;                /* true: this set IS the tail; false: the rest */
     int64_t min_samples;      /* refuse a set with fewer (0 = 1); training: one global batch */
     const struct zt_sys *sys; /* file calls; NULL = the real ones */
-    void (*event)(void *arg, const char *kind, const char *message); void *event_arg; /* DATA_SKIPPED */
+    void (*event)(void *arg, const char *kind, const char *message); /* DATA_SKIPPED; may be NULL */
+    void *event_arg;
 };
 /* ZT_EDATA names the file and what it needs ("257 tokens"); missing path named. */
-int zt_dataset_open(const struct zt_dataset_config *c, struct zt_dataset **out, struct zt_error *err);
+int zt_dataset_open(const struct zt_dataset_config *c, struct zt_dataset **out,
+                    struct zt_error *err);
 void zt_dataset_close(struct zt_dataset *d);
 int64_t zt_dataset_samples(const struct zt_dataset *d);
 /* T+1 tokens of sample i; an id >= vocab_size is ZT_EDATA naming file and offset. */
-int zt_dataset_read(const struct zt_dataset *d, int64_t sample, int32_t *tokens, struct zt_error *err);
+int zt_dataset_read(const struct zt_dataset *d, int64_t sample, int32_t *tokens,
+                    struct zt_error *err);
 
 struct zt_loader;
 struct zt_loader_config {
@@ -44,7 +47,7 @@ struct zt_loader_config {
     int64_t local_batch, seq_len, accumulation;
     bool shuffle, drop_last;
     uint64_t seed;
-    int64_t epochs;           /* 0: endless, windows run across epochs; else windows end with the epoch */
+    int64_t epochs;           /* 0: endless, windows run across epochs; else they end with the epoch */
     enum zt_tail tail;
     struct zt_cursor start;
 };
@@ -56,7 +59,8 @@ struct zt_micro_batch {
     int64_t micro, window_micros;/* index in this window, and how many the window has */
     int64_t *sample_ids;         /* rows global sample ids */
 };
-int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out, struct zt_error *err);
+int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out,
+                     struct zt_error *err);
 /* 0, or ZT_ENOTFOUND at the end of the last epoch. */
 int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_error *err);
 /* Optimizer steps of all epochs from the very beginning (whatever `start` is); -1 endless. */

@@ -26,8 +26,7 @@ static int add_name(struct zt_file_list *l, char *name, struct zt_error *err) {
             l->names = bigger;
         }
     }
-    if (!name)
-        return zt_fail(err, ZT_ENOMEM, "no memory for the list of data files");
+    if (!name) return zt_fail(err, ZT_ENOMEM, "no memory for the list of data files");
     l->names[l->count++] = name;
     return ZT_OK;
 }
@@ -35,15 +34,13 @@ static int add_name(struct zt_file_list *l, char *name, struct zt_error *err) {
 /* Takes `name` over: into the list when it is a regular file, else it is counted and freed. */
 static int consider(struct zt_file_list *l, char *name, struct zt_error *err) {
     struct stat st;
-    if (!name)
-        return add_name(l, name, err);
+    if (!name) return add_name(l, name, err);
     if (lstat(name, &st) != 0) {
         int rc = zt_fail(err, ZT_EDATA, "%s: cannot be looked at: %s", name, strerror(errno));
         free(name);
         return rc;
     }
-    if (S_ISREG(st.st_mode))
-        return add_name(l, name, err);
+    if (S_ISREG(st.st_mode)) return add_name(l, name, err);
     *(S_ISLNK(st.st_mode) ? &l->links : &l->others) += 1;
     free(name);
     return ZT_OK;
@@ -60,14 +57,13 @@ static int list_folder(const char *path, struct zt_file_list *l, struct zt_error
         struct dirent *e = readdir(d);
         if (!e) {
             if (errno)
-                rc = zt_fail(err, ZT_EDATA, "%s: reading the folder failed: %s", path, strerror(errno));
+                rc = zt_fail(err, ZT_EDATA, "%s: reading the folder failed: %s", path,
+                             strerror(errno));
             break;
         }
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
         char *name = NULL;
-        if (asprintf(&name, "%s%s%s", path, slash, e->d_name) < 0)
-            name = NULL;
+        if (asprintf(&name, "%s%s%s", path, slash, e->d_name) < 0) name = NULL;
         rc = consider(l, name, err);
     }
     closedir(d);
@@ -78,8 +74,10 @@ static int list_glob(const char *path, struct zt_file_list *l, struct zt_error *
     glob_t g;
     int rc = glob(path, GLOB_NOSORT | GLOB_ERR, NULL, &g);
     if (rc == GLOB_NOMATCH)
-        return zt_fail(err, ZT_EDATA, "%s: no file matches this pattern (dataset path); check it with ls, "
-                       "relative paths start at the run file's folder", path);
+        return zt_fail(err, ZT_EDATA,
+                       "%s: no file matches this pattern (dataset path); check it with ls, "
+                       "relative paths start at the run file's folder",
+                       path);
     if (rc != 0)
         return zt_fail(err, rc == GLOB_NOSPACE ? ZT_ENOMEM : ZT_EDATA,
                        "%s: the pattern could not be expanded: %s", path,
@@ -96,7 +94,8 @@ int zt_file_list_make(const char *path, struct zt_file_list *l, struct zt_error 
     int rc;
     memset(l, 0, sizeof *l);
     if (!path || !*path)
-        return zt_fail(err, ZT_EDATA, "the dataset path is empty; set dataset.path to a file, folder or "
+        return zt_fail(err, ZT_EDATA,
+                       "the dataset path is empty; set dataset.path to a file, folder or "
                        "pattern");
     if (stat(path, &st) == 0) {
         l->single = !S_ISDIR(st.st_mode);
@@ -109,12 +108,16 @@ int zt_file_list_make(const char *path, struct zt_file_list *l, struct zt_error 
     } else if (errno == ENOENT && strpbrk(path, "*?[")) {
         rc = list_glob(path, l, err);
     } else {
-        rc = zt_fail(err, ZT_EDATA, "%s: no data there: %s; check dataset.path, and that this host and "
-                     "user can read it", path, strerror(errno));
+        rc = zt_fail(err, ZT_EDATA,
+                     "%s: no data there: %s; check dataset.path, and that this host and "
+                     "user can read it",
+                     path, strerror(errno));
     }
     if (rc == ZT_OK && l->count == 0)
-        rc = zt_fail(err, ZT_EDATA, "%s: holds no regular file (%lld symbolic links and %lld other entries "
-                     "were passed over)", path, (long long)l->links, (long long)l->others);
+        rc = zt_fail(err, ZT_EDATA,
+                     "%s: holds no regular file (%lld symbolic links and %lld other entries "
+                     "were passed over)",
+                     path, (long long)l->links, (long long)l->others);
     if (rc != ZT_OK)
         zt_file_list_free(l);
     else
@@ -123,8 +126,7 @@ int zt_file_list_make(const char *path, struct zt_file_list *l, struct zt_error 
 }
 
 void zt_file_list_free(struct zt_file_list *l) {
-    for (size_t i = 0; i < l->count; i++)
-        free(l->names[i]);
+    for (size_t i = 0; i < l->count; i++) free(l->names[i]);
     free(l->names);
     memset(l, 0, sizeof *l);
 }

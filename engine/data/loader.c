@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/data/loader.c: one rank's micro-batches in order, read ahead by one thread.
  *
- * Three slots go round: one is in the caller's hands, up to two are ready or being filled. The reader
- * owns the plan (epoch, place in it, window) and fills slot `filled % SLOTS` while filled - given < 2;
- * the caller takes slot `given % SLOTS`, which stays its own until its next call. Only the two
- * counters, `stop` and a slot's hand-over are shared, all under `lock`.
+ * Three slots go round: one is in the caller's hands, up to two are ready or being filled. The
+ * reader owns the plan (epoch, place in it, window) and fills slot `filled % SLOTS` while filled -
+ * given < 2; the caller takes slot `given % SLOTS`, which stays its own until its next call. Only
+ * the two counters, `stop` and a slot's hand-over are shared, all under `lock`.
  *
  * In an epoch the ranks stride over the list from the cursor: rank r's i-th sample is list place
  * cursor + i * dp_size + r, so a cursor is good for any number of ranks. Epochs end short of a full
@@ -30,17 +30,17 @@ struct slot {
 struct zt_loader {
     struct zt_loader_config c;
     int64_t samples;
-    struct zt_sampler sampler;   /* reader thread only, once it runs */
+    struct zt_sampler sampler; /* reader thread only, once it runs */
     /* the plan: reader thread only */
-    int64_t epoch, consumed;     /* global, in this epoch */
-    int64_t epoch_rows;          /* samples this rank still has in this epoch */
-    int64_t micros_left;         /* micro-batches still to come in this epoch */
+    int64_t epoch, consumed; /* global, in this epoch */
+    int64_t epoch_rows;      /* samples this rank still has in this epoch */
+    int64_t micros_left;     /* micro-batches still to come in this epoch */
     int64_t window_at, window_micros;
-    int32_t *raw;                /* one sample: T + 1 tokens */
+    int32_t *raw; /* one sample: T + 1 tokens */
     /* shared */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int64_t filled, given;       /* slots ever filled, slots ever handed out */
+    int64_t filled, given; /* slots ever filled, slots ever handed out */
     bool stop;
     struct slot slot[SLOTS];
     /* caller's thread only */
@@ -54,15 +54,13 @@ struct zt_loader {
 /* Samples per rank, and micro-batches, from global place `consumed` of an epoch to its end. */
 static int64_t rows_left(const struct zt_loader_config *c, int64_t samples, int64_t consumed) {
     int64_t left = samples - consumed;
-    if (left <= 0)
-        return 0;
+    if (left <= 0) return 0;
     return c->drop_last ? left / c->dp_size : zt_ceil_div(left, c->dp_size);
 }
 
 static int64_t micros_of(const struct zt_loader_config *c, int64_t rows) {
     int64_t micros = c->drop_last ? rows / c->local_batch : zt_ceil_div(rows, c->local_batch);
-    if (c->epochs > 0 && c->tail == ZT_TAIL_DROP)
-        micros -= micros % c->accumulation;
+    if (c->epochs > 0 && c->tail == ZT_TAIL_DROP) micros -= micros % c->accumulation;
     return micros;
 }
 
@@ -74,27 +72,25 @@ static int enter_epoch(struct zt_loader *l, int64_t epoch, int64_t consumed, str
     return zt_sampler_set_epoch(&l->sampler, epoch, err);
 }
 
-/* Goes to the next epoch that has something; ZT_ENOTFOUND after the last one. A whole epoch always has
- * at least one global batch, so that this ends. */
+/* Goes to the next epoch that has something; ZT_ENOTFOUND after the last one. A whole epoch always
+ * has at least one global batch, so that this ends. */
 static int find_micro(struct zt_loader *l, struct zt_error *err) {
     while (l->micros_left == 0) {
-        if (l->c.epochs > 0 && l->epoch + 1 >= l->c.epochs)
-            return ZT_ENOTFOUND;
+        if (l->c.epochs > 0 && l->epoch + 1 >= l->c.epochs) return ZT_ENOTFOUND;
         int rc = enter_epoch(l, l->epoch + 1, 0, err);
-        if (rc != ZT_OK)
-            return rc;
+        if (rc != ZT_OK) return rc;
     }
     return l->c.epochs > 0 && l->epoch >= l->c.epochs ? ZT_ENOTFOUND : ZT_OK;
 }
 
-static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row, struct zt_error *err) {
+static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row,
+                    struct zt_error *err) {
     const struct zt_loader_config *c = &l->c;
     int64_t T = c->seq_len;
     int64_t place = l->consumed + row * c->dp_size + c->dp_index;
     int64_t id = l->sampler.perm[place % l->samples]; /* past the end: repeated from the front */
     int rc = zt_dataset_read(c->dataset, id, l->raw, err);
-    if (rc != ZT_OK)
-        return rc;
+    if (rc != ZT_OK) return rc;
     memcpy(b->tokens + row * T, l->raw, (size_t)T * sizeof *l->raw);
     memcpy(b->targets + row * T, l->raw + 1, (size_t)T * sizeof *l->raw);
     b->sample_ids[row] = id;
@@ -105,20 +101,18 @@ static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row, 
 static int fill(struct zt_loader *l, struct slot *s) {
     struct zt_micro_batch *b = &s->batch;
     int rc = find_micro(l, &s->err);
-    if (rc != ZT_OK)
-        return rc;
-    if (l->window_at == l->window_micros) { /* a window begins: short at the end of counted epochs */
+    if (rc != ZT_OK) return rc;
+    if (l->window_at ==
+        l->window_micros) { /* a window begins: short at the end of counted epochs */
         l->window_at = 0;
         l->window_micros = l->c.accumulation;
-        if (l->c.epochs > 0 && l->micros_left < l->window_micros)
-            l->window_micros = l->micros_left;
+        if (l->c.epochs > 0 && l->micros_left < l->window_micros) l->window_micros = l->micros_left;
     }
     b->rows = l->epoch_rows < l->c.local_batch ? l->epoch_rows : l->c.local_batch;
     b->micro = l->window_at;
     b->window_micros = l->window_micros;
     for (int64_t row = 0; row < b->rows; row++)
-        if ((rc = read_row(l, b, row, &s->err)) != ZT_OK)
-            return rc;
+        if ((rc = read_row(l, b, row, &s->err)) != ZT_OK) return rc;
     l->consumed += b->rows * l->c.dp_size;
     l->epoch_rows -= b->rows;
     l->micros_left--;
@@ -137,8 +131,7 @@ static void *reader(void *arg) {
     while (more) {
         while (!l->stop && l->filled - l->given >= SLOTS - 1)
             pthread_cond_wait(&l->changed, &l->lock);
-        if (l->stop)
-            break;
+        if (l->stop) break;
         struct slot *s = &l->slot[l->filled % SLOTS];
         pthread_mutex_unlock(&l->lock);
         s->rc = fill(l, s);
@@ -159,7 +152,8 @@ static int start_reader(struct zt_loader *l, struct zt_error *err) {
     int rc = pthread_create(&l->thread, NULL, reader, l);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0)
-        return zt_fail(err, ZT_EBUSY, "the data reader's thread could not be started: %s", strerror(rc));
+        return zt_fail(err, ZT_EBUSY, "the data reader's thread could not be started: %s",
+                       strerror(rc));
     pthread_setname_np(l->thread, "zt-data");
     l->started = true;
     return ZT_OK;
@@ -169,24 +163,32 @@ static int start_reader(struct zt_loader *l, struct zt_error *err) {
 
 static int check(const struct zt_loader_config *c, struct zt_error *err) {
     if (c->dp_size < 1 || c->dp_index < 0 || c->dp_index >= c->dp_size)
-        return zt_fail(err, ZT_EINVAL, "data-parallel rank %d of %d does not exist", c->dp_index, c->dp_size);
+        return zt_fail(err, ZT_EINVAL, "data-parallel rank %d of %d does not exist", c->dp_index,
+                       c->dp_size);
     if (c->seq_len != zt_dataset_seq_len(c->dataset))
-        return zt_fail(err, ZT_EINVAL, "the data set was opened for sequences of %" PRId64 " tokens, the "
-                       "loader wants %" PRId64, zt_dataset_seq_len(c->dataset), c->seq_len);
+        return zt_fail(err, ZT_EINVAL,
+                       "the data set was opened for sequences of %" PRId64 " tokens, the "
+                       "loader wants %" PRId64,
+                       zt_dataset_seq_len(c->dataset), c->seq_len);
     if (c->local_batch < 1 || c->local_batch > INT32_MAX || c->accumulation < 1 ||
         c->accumulation > INT32_MAX / c->local_batch / c->dp_size || c->epochs < 0 ||
         c->start.epoch < 0 || c->start.consumed < 0)
-        return zt_fail(err, ZT_EINVAL, "a loader cannot have local batch %" PRId64 ", accumulation %" PRId64
-                       ", epochs %" PRId64 ", cursor (%" PRId64 ", %" PRId64 ")", c->local_batch,
-                       c->accumulation, c->epochs, c->start.epoch, c->start.consumed);
-    return zt_dataset_need(c->dataset, c->local_batch * c->accumulation * c->dp_size, "one global batch", err);
+        return zt_fail(err, ZT_EINVAL,
+                       "a loader cannot have local batch %" PRId64 ", accumulation %" PRId64
+                       ", epochs %" PRId64 ", cursor (%" PRId64 ", %" PRId64 ")",
+                       c->local_batch, c->accumulation, c->epochs, c->start.epoch,
+                       c->start.consumed);
+    return zt_dataset_need(c->dataset, c->local_batch * c->accumulation * c->dp_size,
+                           "one global batch", err);
 }
 
 static int make_slots(struct zt_loader *l, struct zt_error *err) {
     size_t rows = (size_t)l->c.local_batch, cells, bytes, raw;
     l->raw = NULL;
-    bool ok = zt_mul_size(rows, (size_t)l->c.seq_len, &cells) && zt_mul_size(cells, sizeof(int32_t), &bytes) &&
-              zt_mul_size((size_t)l->c.seq_len + 1, sizeof(int32_t), &raw) && (l->raw = malloc(raw));
+    bool ok = zt_mul_size(rows, (size_t)l->c.seq_len, &cells) &&
+              zt_mul_size(cells, sizeof(int32_t), &bytes) &&
+              zt_mul_size((size_t)l->c.seq_len + 1, sizeof(int32_t), &raw) &&
+              (l->raw = malloc(raw));
     for (int i = 0; ok && i < SLOTS; i++) {
         struct zt_micro_batch *b = &l->slot[i].batch;
         b->tokens = malloc(bytes);
@@ -195,30 +197,28 @@ static int make_slots(struct zt_loader *l, struct zt_error *err) {
         ok = b->tokens && b->targets && b->sample_ids;
     }
     return ok ? ZT_OK
-              : zt_fail(err, ZT_ENOMEM, "no memory for %d micro-batches of %" PRId64 " x %" PRId64 " tokens",
-                        SLOTS, l->c.local_batch, l->c.seq_len);
+              : zt_fail(err, ZT_ENOMEM,
+                        "no memory for %d micro-batches of %" PRId64 " x %" PRId64 " tokens", SLOTS,
+                        l->c.local_batch, l->c.seq_len);
 }
 
-int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out, struct zt_error *err) {
+int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out,
+                     struct zt_error *err) {
     *out = NULL;
     int rc = check(c, err);
-    if (rc != ZT_OK)
-        return rc;
+    if (rc != ZT_OK) return rc;
     struct zt_loader *l = calloc(1, sizeof *l);
-    if (!l)
-        return zt_fail(err, ZT_ENOMEM, "no memory for a data loader");
+    if (!l) return zt_fail(err, ZT_ENOMEM, "no memory for a data loader");
     l->c = *c;
     l->samples = zt_dataset_samples(c->dataset);
     l->cursor = c->start;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    rc = zt_sampler_init(&l->sampler, l->samples, c->dp_size, c->shuffle, c->drop_last, c->seed, err);
-    if (rc == ZT_OK)
-        rc = enter_epoch(l, c->start.epoch, c->start.consumed, err);
-    if (rc == ZT_OK)
-        rc = make_slots(l, err);
-    if (rc == ZT_OK)
-        rc = start_reader(l, err);
+    rc = zt_sampler_init(&l->sampler, l->samples, c->dp_size, c->shuffle, c->drop_last, c->seed,
+                         err);
+    if (rc == ZT_OK) rc = enter_epoch(l, c->start.epoch, c->start.consumed, err);
+    if (rc == ZT_OK) rc = make_slots(l, err);
+    if (rc == ZT_OK) rc = start_reader(l, err);
     if (rc != ZT_OK) {
         zt_loader_destroy(l);
         return rc;
@@ -229,8 +229,7 @@ int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out, s
 
 int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_error *err) {
     pthread_mutex_lock(&l->lock);
-    while (l->filled == l->given)
-        pthread_cond_wait(&l->changed, &l->lock);
+    while (l->filled == l->given) pthread_cond_wait(&l->changed, &l->lock);
     struct slot *s = &l->slot[l->given % SLOTS];
     int rc = s->rc;
     if (rc == ZT_OK) { /* an end or an error stays where it is, for every later call */
@@ -250,17 +249,17 @@ int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_erro
 }
 
 int64_t zt_loader_windows(const struct zt_loader *l) {
-    if (l->c.epochs == 0)
-        return -1;
+    if (l->c.epochs == 0) return -1;
     int64_t micros = micros_of(&l->c, rows_left(&l->c, l->samples, 0));
     return l->c.epochs * zt_window_count(micros, l->c.accumulation, l->c.tail == ZT_TAIL_DROP);
 }
 
-struct zt_cursor zt_loader_cursor(const struct zt_loader *l) { return l->cursor; }
+struct zt_cursor zt_loader_cursor(const struct zt_loader *l) {
+    return l->cursor;
+}
 
 void zt_loader_destroy(struct zt_loader *l) {
-    if (!l)
-        return;
+    if (!l) return;
     if (l->started) {
         pthread_mutex_lock(&l->lock);
         l->stop = true;

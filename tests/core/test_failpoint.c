@@ -58,8 +58,8 @@ Test(failpoint, actions) {
 }
 
 Test(failpoint, malformed_ends_the_process) {
-    static const char *const bad[] = {"a", "a:", ":kill", "a:explode", "a:exit=", "a:exit=x", "a:nth=0:kill",
-                                      "a:nth=2", "a:sleep=-1", "b:error,a:killl"};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        expect_exit(bad[i], 2);
+    static const char *const bad[] = {
+        "a",        "a:",           ":kill",   "a:explode",  "a:exit=",
+        "a:exit=x", "a:nth=0:kill", "a:nth=2", "a:sleep=-1", "b:error,a:killl"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) expect_exit(bad[i], 2);
 }

@@ -52,8 +52,7 @@ Test(fixsum, equals_rational_arithmetic) {
     int groups = 0;
     while (fgets(line, sizeof line, f)) {
         char *p = strchr(line, ' ');
-        if (line[0] == '#')
-            continue;
+        if (line[0] == '#') continue;
         cr_assert_not_null(p);
         double v = strtod(p, NULL);
         if (strncmp(line, "F ", 2) == 0) {
@@ -95,16 +94,14 @@ Test(fixsum, any_order_and_any_partition_gives_the_same_limbs) {
         struct zt_fixsum want = by_definition(x, N, square);
         for (uint64_t seed = 0; seed < 20; seed++) {
             cr_assert_eq(zt_randperm(N, seed, perm), 0);
-            for (size_t i = 0; i < N; i++)
-                y[i] = x[perm[i]];
+            for (size_t i = 0; i < N; i++) y[i] = x[perm[i]];
             /* split into uneven parts, each its own sum, merged in two ways */
             struct zt_fixsum merged, words;
             zt_fixsum_zero(&merged);
             zt_fixsum_zero(&words);
             for (size_t at = 0, part = 1; at < N; part++) {
                 size_t len = (part * 7919 * (seed + 1)) % 4999 + (part & 1);
-                if (len > N - at)
-                    len = N - at;
+                if (len > N - at) len = N - at;
                 struct zt_fixsum one;
                 zt_fixsum_zero(&one);
                 if (square)
@@ -127,8 +124,7 @@ Test(fixsum, any_order_and_any_partition_gives_the_same_limbs) {
 
 Test(fixsum, every_length_and_offset) {
     float x[64];
-    for (size_t i = 0; i < 64; i++)
-        x[i] = draw(i + 5000, -60, 10);
+    for (size_t i = 0; i < 64; i++) x[i] = draw(i + 5000, -60, 10);
     for (size_t at = 0; at < 20; at++)
         for (size_t n = 0; at + n <= 64; n++)
             for (int square = 0; square < 2; square++) {
@@ -143,17 +139,19 @@ Test(fixsum, every_length_and_offset) {
 }
 
 Test(fixsum, rounds_once_to_nearest_even) {
-    static const struct { double a, b, c, want; } row[] = {
-        {1, 0x1p-53, 0, 1},                                /* tie, even below */
-        {1, 0x1p-53, 0x1p-104, 1 + 0x1p-52},               /* just above the tie */
-        {1 + 0x1p-52, 0x1p-53, 0, 1 + 0x1p-51},            /* tie, even above */
-        {1 + 0x1p-52, 0x1p-53, -0x1p-104, 1 + 0x1p-52},    /* just below the tie */
+    static const struct {
+        double a, b, c, want;
+    } row[] = {
+        {1, 0x1p-53, 0, 1},                             /* tie, even below */
+        {1, 0x1p-53, 0x1p-104, 1 + 0x1p-52},            /* just above the tie */
+        {1 + 0x1p-52, 0x1p-53, 0, 1 + 0x1p-51},         /* tie, even above */
+        {1 + 0x1p-52, 0x1p-53, -0x1p-104, 1 + 0x1p-52}, /* just below the tie */
         {-1, -0x1p-53, 0, -1},
         {-1, -0x1p-53, -0x1p-104, -1 - 0x1p-52},
         {0x1p37, 0x1p-104, 0, 0x1p37},
-        {0x1p37, -0x1p37, 0x1p-104, 0x1p-104},             /* nothing lost to cancellation */
+        {0x1p37, -0x1p37, 0x1p-104, 0x1p-104}, /* nothing lost to cancellation */
         {0x1p37, -0x1p37, -0x1.8p-100, -0x1.8p-100},
-        {0x1.fffffffffffffp0, 0x1p-53, 0, 2},              /* carry into a new power of two */
+        {0x1.fffffffffffffp0, 0x1p-53, 0, 2}, /* carry into a new power of two */
         {0, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
@@ -167,10 +165,19 @@ Test(fixsum, rounds_once_to_nearest_even) {
 }
 
 Test(fixsum, rounds_each_addend_to_the_grid) {
-    static const struct { double x, want; } row[] = {
-        {0x1.8p-105, 0x1p-104}, {0x1p-105, 0}, {0x1.0000000000001p-105, 0x1p-104}, /* 0.75, tie, above it */
-        {0x1.8p-104, 0x1p-103}, {0x1.4p-103, 0x1p-103}, {0x1.cp-103, 0x1p-102},    /* 1.5, 2.5, 3.5 units */
-        {0x1p-300, 0}, {0x1p-1074, 0}, {0x1p-64 + 0x1p-105, 0x1p-64}, {0x1.8p-64, 0x1.8p-64},
+    static const struct {
+        double x, want;
+    } row[] = {
+        {0x1.8p-105, 0x1p-104},
+        {0x1p-105, 0},
+        {0x1.0000000000001p-105, 0x1p-104}, /* 0.75, tie, above it */
+        {0x1.8p-104, 0x1p-103},
+        {0x1.4p-103, 0x1p-103},
+        {0x1.cp-103, 0x1p-102}, /* 1.5, 2.5, 3.5 units */
+        {0x1p-300, 0},
+        {0x1p-1074, 0},
+        {0x1p-64 + 0x1p-105, 0x1p-64},
+        {0x1.8p-64, 0x1.8p-64},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         for (int negative = 0; negative < 2; negative++) {
@@ -179,14 +186,16 @@ Test(fixsum, rounds_each_addend_to_the_grid) {
             zt_fixsum_zero(&s);
             for (int k = 0; k < 3; k++) /* alone, not as a sum */
                 zt_fixsum_add(&s, sign * row[i].x);
-            cr_assert_eq(zt_fixsum_value(&s), 3 * sign * row[i].want, "row %zu: %a", i, zt_fixsum_value(&s));
+            cr_assert_eq(zt_fixsum_value(&s), 3 * sign * row[i].want, "row %zu: %a", i,
+                         zt_fixsum_value(&s));
         }
 }
 
 /* Ties and near-ties at every level of the fast path, whatever was added before them. */
 Test(fixsum, fast_path_ties_do_not_depend_on_what_came_before) {
-    static const float hard[] = {0x1p-25f, 0x1.8p-25f, 0x1.000002p-25f, 0x1p-65f, 0x1.8p-65f, 0x1.000002p-65f,
-                                 0x1p-105f, 0x1.8p-105f, 0x1.8p-104f, 0x1.4p-103f, 0x1.000002p-105f, 0x1p-24f,
+    static const float hard[] = {0x1p-25f,        0x1.8p-25f,      0x1.000002p-25f,  0x1p-65f,
+                                 0x1.8p-65f,      0x1.000002p-65f, 0x1p-105f,        0x1.8p-105f,
+                                 0x1.8p-104f,     0x1.4p-103f,     0x1.000002p-105f, 0x1p-24f,
                                  0x1.fffffep-26f, 0x1.fffffep-66f, 0x1.fffffep-106f, 0x1p17f};
     enum { N = 2048 };
     float x[N];
@@ -238,8 +247,7 @@ Test(fixsum, many_addends_do_not_overflow_a_limb) {
     float x[4096];
     for (int i = 0; i < 4096; i++)
         x[i] = 0x1.fffffep8f; /* squares just below 2^18, every bit of theirs set */
-    for (int i = 0; i < 4096; i++)
-        zt_fixsum_add_squares(&s, x, 4096);
+    for (int i = 0; i < 4096; i++) zt_fixsum_add_squares(&s, x, 4096);
     double square = (double)x[0] * (double)x[0];
     cr_assert_eq(zt_fixsum_value(&s), square * 0x1p24);
     /* 2^20 ranks' words, each near 2^38, added without a carry between */
@@ -248,11 +256,9 @@ Test(fixsum, many_addends_do_not_overflow_a_limb) {
     zt_fixsum_zero(&one);
     zt_fixsum_add(&one, 0x1.fffffffffffffp36);
     for (int i = 0; i < 1 << 20; i++)
-        for (int w = 0; w < ZT_FIXSUM_WORDS; w++)
-            t.word[w] += one.word[w];
+        for (int w = 0; w < ZT_FIXSUM_WORDS; w++) t.word[w] += one.word[w];
     cr_assert_eq(zt_fixsum_value(&t), 0x1.fffffffffffffp56);
-    for (int w = 0; w < ZT_FIXSUM_WORDS; w++)
-        t.word[w] = -t.word[w];
+    for (int w = 0; w < ZT_FIXSUM_WORDS; w++) t.word[w] = -t.word[w];
     cr_assert_eq(zt_fixsum_value(&t), -0x1.fffffffffffffp56);
 }
 
@@ -266,7 +272,8 @@ static void expect_flag(const float *x, size_t n, size_t at, float bad, bool squ
         zt_fixsum_add_squares(&s, y, n);
     else
         zt_fixsum_add_floats(&s, y, n);
-    cr_assert(isnan(zt_fixsum_value(&s)) && s.word[3] == 1 && same(&s, &d), "%g at %zu", (double)bad, at);
+    cr_assert(isnan(zt_fixsum_value(&s)) && s.word[3] == 1 && same(&s, &d), "%g at %zu",
+              (double)bad, at);
     struct zt_fixsum clean;
     zt_fixsum_zero(&clean);
     zt_fixsum_add(&clean, 1);
@@ -276,14 +283,13 @@ static void expect_flag(const float *x, size_t n, size_t at, float bad, bool squ
 
 Test(fixsum, flags_what_does_not_fit) {
     float x[64];
-    for (size_t i = 0; i < 64; i++)
-        x[i] = draw(i, -5, 5);
+    for (size_t i = 0; i < 64; i++) x[i] = draw(i, -5, 5);
     for (size_t at = 0; at < 64; at++) {
         expect_flag(x, 64, at, (float)NAN, true);
         expect_flag(x, 64, at, (float)INFINITY, true);
         expect_flag(x, 64, at, -(float)INFINITY, false);
         expect_flag(x, 64, at, (float)NAN, false);
-        expect_flag(x, 64, at, 0x1p19f, true);  /* its square is 2^38 */
+        expect_flag(x, 64, at, 0x1p19f, true); /* its square is 2^38 */
         expect_flag(x, 64, at, -0x1p38f, false);
         expect_flag(x, 64, at, 3e38f, true);
     }
@@ -303,7 +309,6 @@ Test(fixsum, a_sum_out_of_range_is_flagged_and_stays_so) {
     cr_assert_eq(zt_fixsum_value(&s), 0x1p57);
     zt_fixsum_merge(&s, &big);
     cr_assert(isnan(zt_fixsum_value(&s)));
-    for (int i = 0; i < 100; i++)
-        zt_fixsum_merge(&s, &s);
+    for (int i = 0; i < 100; i++) zt_fixsum_merge(&s, &s);
     cr_assert(isnan(zt_fixsum_value(&s)));
 }

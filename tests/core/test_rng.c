@@ -11,11 +11,15 @@
 #include "tests/core/golden.h"
 
 Test(rng, philox_known_answers) {
-    static const struct { uint32_t ctr[4], key[2], out[4]; } kat[] = {
+    static const struct {
+        uint32_t ctr[4], key[2], out[4];
+    } kat[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     for (size_t i = 0; i < sizeof kat / sizeof kat[0]; i++) {
@@ -30,20 +34,19 @@ Test(rng, counter_layout_and_normals) {
     char line[512];
     int rows = 0;
     while (fgets(line, sizeof line, f)) {
-        if (line[0] == '#')
-            continue;
+        if (line[0] == '#') continue;
         char *p = line;
         int64_t v[9];
         double z;
-        for (int i = 0; i < 9; i++)
-            cr_assert(golden_int(&p, &v[i]));
+        for (int i = 0; i < 9; i++) cr_assert(golden_int(&p, &v[i]));
         cr_assert(golden_double(&p, &z));
         uint32_t w[4];
         uint64_t seed = (uint64_t)v[0], index = (uint64_t)v[4];
         zt_rng_words(seed, (enum zt_purpose)v[1], (uint32_t)v[2], (uint32_t)v[3], index, w);
         for (int i = 0; i < 4; i++)
             cr_assert_eq(w[i], (uint32_t)v[5 + i], "row %d word %d", rows, i);
-        double got = zt_rng_normal(seed, (enum zt_purpose)v[1], (uint32_t)v[2], (uint32_t)v[3], index);
+        double got =
+            zt_rng_normal(seed, (enum zt_purpose)v[1], (uint32_t)v[2], (uint32_t)v[3], index);
         cr_assert(fabs(got - z) <= 4e-16 * fmax(1.0, fabs(z)), "row %d: %a, want %a", rows, got, z);
         rows++;
     }
@@ -77,9 +80,9 @@ Test(rng, mt19937_published_values) {
     struct zt_mt19937 g;
     zt_mt19937_seed(&g, 5489);
     cr_assert_eq(zt_mt19937_next(&g), 3499211612u);
-    for (int i = 2; i < 10000; i++)
-        zt_mt19937_next(&g);
-    cr_assert_eq(zt_mt19937_next(&g), 4123659995u); /* the 10,000th, as the C++ standard states it */
+    for (int i = 2; i < 10000; i++) zt_mt19937_next(&g);
+    cr_assert_eq(zt_mt19937_next(&g),
+                 4123659995u); /* the 10,000th, as the C++ standard states it */
 }
 
 Test(rng, randperm_is_torch) {
@@ -88,8 +91,7 @@ Test(rng, randperm_is_torch) {
     size_t cap = 0;
     int rows = 0;
     while (getline(&line, &cap, f) > 0) {
-        if (line[0] != 'P')
-            continue;
+        if (line[0] != 'P') continue;
         char *p = line + 1;
         int64_t n, seed, want, got[2000];
         cr_assert(golden_int(&p, &n) && golden_int(&p, &seed) && n <= 2000);

@@ -15,8 +15,8 @@ static void expect(int64_t n, int world, bool shuffle, bool drop, uint64_t seed,
     cr_assert_eq(zt_sampler_set_epoch(&s, epoch, &err), 0, "%s", err.msg);
     cr_assert_eq(s.per_rank, count);
     for (int64_t i = 0; i < count; i++)
-        cr_assert_eq(zt_sampler_get(&s, rank, i), want[i], "n %" PRId64 " K %d rank %d place %" PRId64,
-                     n, world, rank, i);
+        cr_assert_eq(zt_sampler_get(&s, rank, i), want[i],
+                     "n %" PRId64 " K %d rank %d place %" PRId64, n, world, rank, i);
     zt_sampler_free(&s);
 }
 
@@ -30,8 +30,7 @@ Test(sampler, published_rows) {
     }
     expect(5, 2, false, false, 0, 0, 0, (int64_t[]){0, 2, 4}, 3);
     expect(5, 2, false, false, 0, 0, 1, (int64_t[]){1, 3, 0}, 3);
-    for (int r = 0; r < 4; r++)
-        expect(2, 4, false, false, 0, 0, r, (int64_t[]){r % 2}, 1);
+    for (int r = 0; r < 4; r++) expect(2, 4, false, false, 0, 0, r, (int64_t[]){r % 2}, 1);
 }
 
 Test(sampler, equals_torch) {
@@ -40,14 +39,11 @@ Test(sampler, equals_torch) {
     size_t cap = 0;
     int rows = 0;
     while (getline(&line, &cap, f) > 0) {
-        if (line[0] != 'S')
-            continue;
+        if (line[0] != 'S') continue;
         char *p = line + 1;
         int64_t h[7], ids[256], count = 0;
-        for (int i = 0; i < 7; i++)
-            cr_assert(golden_int(&p, &h[i]));
-        while (golden_int(&p, &ids[count]))
-            count++;
+        for (int i = 0; i < 7; i++) cr_assert(golden_int(&p, &h[i]));
+        while (golden_int(&p, &ids[count])) count++;
         expect(h[0], (int)h[1], h[2] != 0, h[3] != 0, (uint64_t)h[4], h[5], (int)h[6], ids, count);
         rows++;
     }
@@ -60,12 +56,10 @@ Test(sampler, going_back_to_an_epoch_gives_its_list_again) {
     struct zt_sampler s;
     cr_assert_eq(zt_sampler_init(&s, 101, 4, true, false, 9, NULL), 0);
     int64_t first[26], again[26];
-    for (int i = 0; i < 26; i++)
-        first[i] = zt_sampler_get(&s, 2, i);
+    for (int i = 0; i < 26; i++) first[i] = zt_sampler_get(&s, 2, i);
     cr_assert_eq(zt_sampler_set_epoch(&s, 5, NULL), 0);
     cr_assert_eq(zt_sampler_set_epoch(&s, 0, NULL), 0);
-    for (int i = 0; i < 26; i++)
-        again[i] = zt_sampler_get(&s, 2, i);
+    for (int i = 0; i < 26; i++) again[i] = zt_sampler_get(&s, 2, i);
     cr_assert_arr_eq(first, again, sizeof first);
     zt_sampler_free(&s);
 }
@@ -75,7 +69,8 @@ Test(sampler, refusals_name_the_cause) {
     struct zt_error err = {0};
     cr_assert_eq(zt_sampler_init(&s, 0, 2, true, true, 0, &err), ZT_EDATA);
     cr_assert_eq(zt_sampler_init(&s, 3, 4, true, true, 0, &err), ZT_EDATA);
-    cr_assert(strstr(err.msg, "3 samples") && strstr(err.msg, "4 data-parallel ranks"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "3 samples") && strstr(err.msg, "4 data-parallel ranks"), "%s",
+              err.msg);
     cr_assert_eq(zt_sampler_init(&s, 3, 0, true, true, 0, &err), ZT_EINVAL);
     cr_assert_eq(zt_sampler_init(&s, 214748364, 1, true, true, 0, &err), ZT_EUNSUPPORTED);
     cr_assert(strstr(err.msg, "shuffle: false"), "%s", err.msg);
@@ -92,9 +87,7 @@ Test(sampler, evaluation_has_every_row_once) {
         for (int world = 1; world < 9; world++) {
             int seen[40] = {0};
             for (int r = 0; r < world; r++)
-                for (int64_t i = 0; i < zt_eval_count(n, world, r); i++)
-                    seen[r + i * world]++;
-            for (int64_t i = 0; i < n; i++)
-                cr_assert_eq(seen[i], 1);
+                for (int64_t i = 0; i < zt_eval_count(n, world, r); i++) seen[r + i * world]++;
+            for (int64_t i = 0; i < n; i++) cr_assert_eq(seen[i], 1);
         }
 }

@@ -19,7 +19,8 @@ Test(schedule, published_rows) {
     expect_rows(s, (double[]){.5, 1, 1, .875, .75, .625, .5, .375, .25, .125}, 10);
     s.decay = ZT_DECAY_COSINE;
     s.min_lr_factor = .1;
-    expect_rows(s, (double[]){.5, 1, 1, .965746, .868198, .722208, .55, .377792, .231802, .134254}, 10);
+    expect_rows(s, (double[]){.5, 1, 1, .965746, .868198, .722208, .55, .377792, .231802, .134254},
+                10);
     s.min_lr_factor = 0;
     s.decay_ratio = .3;
     s.decay = ZT_DECAY_LINEAR;
@@ -29,26 +30,27 @@ Test(schedule, published_rows) {
 }
 
 Test(schedule, equals_torch) {
-    static const struct { const char *name; enum zt_decay decay; } kinds[] = {
-        {"linear", ZT_DECAY_LINEAR}, {"cosine", ZT_DECAY_COSINE}, {"sqrt", ZT_DECAY_SQRT}};
+    static const struct {
+        const char *name;
+        enum zt_decay decay;
+    } kinds[] = {{"linear", ZT_DECAY_LINEAR}, {"cosine", ZT_DECAY_COSINE}, {"sqrt", ZT_DECAY_SQRT}};
     FILE *f = golden_open("schedule.txt");
     char *line = NULL;
     size_t cap = 0;
     int rows = 0;
     while (getline(&line, &cap, f) > 0) {
-        if (line[0] == '#')
-            continue;
+        if (line[0] == '#') continue;
         char kind[16];
         int used = 0;
         long long total, warmup;
         struct zt_schedule s = {.lr = 3e-4};
         cr_assert_eq(sscanf(line, "%lld %lld %15s %lf %lf%n", &total, &warmup, kind, &s.decay_ratio,
-                            &s.min_lr_factor, &used), 5);
+                            &s.min_lr_factor, &used),
+                     5);
         s.total_steps = total;
         s.warmup_steps = warmup;
         for (int k = 0; k < 3; k++)
-            if (strcmp(kind, kinds[k].name) == 0)
-                s.decay = kinds[k].decay;
+            if (strcmp(kind, kinds[k].name) == 0) s.decay = kinds[k].decay;
         char *p = line + used;
         for (int64_t i = 0; i < total; i++) {
             double want;
@@ -66,11 +68,14 @@ Test(schedule, equals_torch) {
 }
 
 Test(schedule, edges) {
-    struct zt_schedule s = {.lr = 1, .warmup_steps = 3, .total_steps = 10, .decay = ZT_DECAY_CONSTANT,
-                            .decay_ratio = -1, .min_lr_factor = .1};
+    struct zt_schedule s = {.lr = 1,
+                            .warmup_steps = 3,
+                            .total_steps = 10,
+                            .decay = ZT_DECAY_CONSTANT,
+                            .decay_ratio = -1,
+                            .min_lr_factor = .1};
     cr_assert_eq(zt_schedule_factor(&s, 0), 1.0 / 3);
-    for (int64_t i = 3; i < 20; i++)
-        cr_assert_eq(zt_schedule_factor(&s, i), 1.0);
+    for (int64_t i = 3; i < 20; i++) cr_assert_eq(zt_schedule_factor(&s, i), 1.0);
     s.decay = ZT_DECAY_LINEAR; /* past the planned end: stays at the minimum */
     cr_assert_float_eq(zt_schedule_factor(&s, 10), .1, 1e-15);
     cr_assert_float_eq(zt_schedule_factor(&s, 1000), .1, 1e-15);

@@ -60,8 +60,7 @@ Test(sys, write_then_read, .init = make_folder, .fini = remove_folder) {
 Test(sys, read_limits, .init = make_folder, .fini = remove_folder) {
     enum { N = 100000 };
     char *big = malloc(N);
-    for (int i = 0; i < N; i++)
-        big[i] = (char)('a' + i % 26);
+    for (int i = 0; i < N; i++) big[i] = (char)('a' + i % 26);
     cr_assert_eq(zt_sys_write_atomic(&zt_sys_posix, path, big, N, 0600), 0);
     char *data;
     size_t n;
@@ -102,7 +101,8 @@ Test(sys, every_failing_call_of_an_atomic_write, .init = make_folder, .fini = re
         cr_assert_eq(entries(folder), 1, "call %d left a file", (int)at);
         cr_assert_eq(entries("/proc/self/fd"), open_before, "call %d left a descriptor", (int)at);
         if (passed)
-            cr_assert_geq(at, 8); /* open write fsync close rename, open fsync close of the folder */
+            cr_assert_geq(at,
+                          8); /* open write fsync close rename, open fsync close of the folder */
     }
     cr_assert(passed);
 }

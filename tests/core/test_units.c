@@ -86,7 +86,8 @@ Test(units, nearest) {
 
 Test(error, fill_and_prefix) {
     struct zt_error e = {0};
-    cr_assert_eq(zt_fail(&e, ZT_EINVAL, "%s: %d does not divide %d\n", "run.yaml:14:5", 3, 8), ZT_EINVAL);
+    cr_assert_eq(zt_fail(&e, ZT_EINVAL, "%s: %d does not divide %d\n", "run.yaml:14:5", 3, 8),
+                 ZT_EINVAL);
     cr_assert_eq(e.code, ZT_EINVAL);
     cr_assert_str_eq(e.msg, "run.yaml:14:5: 3 does not divide 8");
     cr_assert_eq(zt_fail_prefix(&e, "rank %d", 2), ZT_EINVAL);
@@ -99,8 +100,7 @@ Test(error, fill_and_prefix) {
 Test(error, long_messages_are_cut_at_a_character) {
     struct zt_error e = {0};
     char text[4096];
-    for (size_t i = 0; i + 1 < sizeof text; i += 2)
-        memcpy(text + i, "\xc3\xa4", 2);
+    for (size_t i = 0; i + 1 < sizeof text; i += 2) memcpy(text + i, "\xc3\xa4", 2);
     text[sizeof text - 2] = '\0';
     zt_fail(&e, ZT_EIO, "x%s", text);
     size_t n = strlen(e.msg);
@@ -113,11 +113,8 @@ Test(error, long_messages_are_cut_at_a_character) {
 }
 
 Test(error, every_code_has_a_name) {
-    for (int c = ZT_EINTERNAL; c <= 0; c++)
-        cr_assert_str_neq(zt_code_name(c), "unknown");
+    for (int c = ZT_EINTERNAL; c <= 0; c++) cr_assert_str_neq(zt_code_name(c), "unknown");
     cr_assert_str_eq(zt_code_name(5), "unknown");
 }
 
-Test(error, assertions_stay_on, .signal = SIGABRT) {
-    ZT_ASSERT(1 + 1 == 3);
-}
+Test(error, assertions_stay_on, .signal = SIGABRT) { ZT_ASSERT(1 + 1 == 3); }

@@ -20,8 +20,11 @@ static void on_event(void *arg, const char *kind, const char *message) {
 }
 
 static struct zt_dataset_config config(const char *path, int64_t seq_len, int64_t vocab) {
-    return (struct zt_dataset_config){.path = path, .seq_len = seq_len, .vocab_size = vocab,
-                                      .event = on_event, .event_arg = &n_events};
+    return (struct zt_dataset_config){.path = path,
+                                      .seq_len = seq_len,
+                                      .vocab_size = vocab,
+                                      .event = on_event,
+                                      .event_arg = &n_events};
 }
 
 static struct zt_dataset *open_ok(struct zt_dataset_config c) {
@@ -64,27 +67,31 @@ Test(data, samples_of_a_text_share_one_token) {
 
 Test(data, bytes_are_ids_0_to_255) {
     unsigned char all[257];
-    for (int i = 0; i < 257; i++)
-        all[i] = (unsigned char)i;
+    for (int i = 0; i < 257; i++) all[i] = (unsigned char)i;
     struct zt_dataset *d = open_ok(config(data_write("all", all, 257), 256, 256));
     expect_tokens(d, 0, 257, 0, 1, 256, 0);
     zt_dataset_close(d);
 }
 
 Test(data, bin_formats) {
-    struct { const char *name; int width; int32_t magic, version; uint32_t mod; } row[] = {
-        {"raw.bin", 2, 0, 0, 50257}, {"gpt2.bin", 2, 20240520, 1, 50257},
-        {"llama.bin", 4, 20240801, 7, 128256}, {"llama1.bin", 4, 20240801, 1, 128256}};
+    struct {
+        const char *name;
+        int width;
+        int32_t magic, version;
+        uint32_t mod;
+    } row[] = {{"raw.bin", 2, 0, 0, 50257},
+               {"gpt2.bin", 2, 20240520, 1, 50257},
+               {"llama.bin", 4, 20240801, 7, 128256},
+               {"llama1.bin", 4, 20240801, 1, 128256}};
     for (size_t i = 0; i < 4; i++) {
-        const char *p = data_bin(row[i].name, 1000, row[i].width, row[i].magic, row[i].version, 1000, 7919,
-                                 row[i].mod);
+        const char *p = data_bin(row[i].name, 1000, row[i].width, row[i].magic, row[i].version,
+                                 1000, 7919, row[i].mod);
         struct zt_dataset_config c = config(p, 64, row[i].mod);
         for (int t = 0; t < 2; t++) { /* the tokenizer is for text: shards are read under both */
             c.tokenizer = t ? ZT_TOKENIZER_NONE : ZT_TOKENIZER_BYTES;
             struct zt_dataset *d = open_ok(c);
             cr_assert_eq(zt_dataset_samples(d), 15);
-            for (int64_t s = 0; s < 15; s++)
-                expect_tokens(d, s, 65, s * 64, 7919, row[i].mod, 0);
+            for (int64_t s = 0; s < 15; s++) expect_tokens(d, s, 65, s * 64, 7919, row[i].mod, 0);
             zt_dataset_close(d);
         }
     }
@@ -106,9 +113,11 @@ Test(data, short_shards_name_file_and_need) {
                 refused(c, ZT_EDATA, WORDS("shard.bin", "257"));
             }
         }
-    refused(config(data_path("none-*.bin"), 64, 256), ZT_EDATA, WORDS("none-*.bin", "no file matches"));
+    refused(config(data_path("none-*.bin"), 64, 256), ZT_EDATA,
+            WORDS("none-*.bin", "no file matches"));
     refused(config("", 64, 256), ZT_EDATA, WORDS("dataset.path"));
-    refused(config(data_path("absent.txt"), 64, 256), ZT_EDATA, WORDS("absent.txt", "No such file"));
+    refused(config(data_path("absent.txt"), 64, 256), ZT_EDATA,
+            WORDS("absent.txt", "No such file"));
     cr_assert_eq(n_events, 0);
 }
 
@@ -126,7 +135,8 @@ Test(data, a_single_short_text_is_refused_by_name) {
 Test(data, damaged_shards_are_refused) {
     refused(config(data_bin("a.bin", 1000, 2, 20240520, 1, 1001, 1, 100), 8, 100), ZT_EDATA,
             WORDS("a.bin", "1001", "cut short"));
-    refused(config(data_bin("b.bin", 1000, 2, 20240520, 1, -1, 1, 100), 8, 100), ZT_EDATA, WORDS("b.bin"));
+    refused(config(data_bin("b.bin", 1000, 2, 20240520, 1, -1, 1, 100), 8, 100), ZT_EDATA,
+            WORDS("b.bin"));
     refused(config(data_bin("c.bin", 1000, 2, 20240520, 2, 1000, 1, 100), 8, 100), ZT_EUNSUPPORTED,
             WORDS("c.bin", "version 2"));
     refused(config(data_write("d.bin", "\x88\xd6\x34\x01 and no more", 17), 8, 100), ZT_EDATA,
@@ -142,8 +152,9 @@ Test(data, an_id_outside_the_vocabulary_names_file_and_place) {
     struct zt_error err = {0};
     cr_assert_eq(zt_dataset_read(d, 0, out, &err), 0);
     cr_assert_eq(zt_dataset_read(d, 2, out, &err), ZT_EDATA);
-    cr_assert(strstr(err.msg, "ids.bin") && strstr(err.msg, "token 21 ") && strstr(err.msg, "byte 42") &&
-              strstr(err.msg, "50257"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "ids.bin") && strstr(err.msg, "token 21 ") &&
+                  strstr(err.msg, "byte 42") && strstr(err.msg, "50257"),
+              "%s", err.msg);
     zt_dataset_close(d);
     uint32_t w[300] = {20240801, 7, 44};
     w[256 + 3] = 0xffffffff; /* must not be taken for -1 */
@@ -163,8 +174,7 @@ static void make_folder(void) {
     data_text("empty", 0, 1);
     mkdir(data_path("sub"), 0700);
     data_text("sub/inside.txt", 100, 1);
-    if (symlink("b.txt", data_path("link.txt")) != 0)
-        abort();
+    if (symlink("b.txt", data_path("link.txt")) != 0) abort();
 }
 
 /* 10, 9, B.txt, b.txt, ä.txt: byte order; links, folders and short texts left out. */
@@ -172,8 +182,7 @@ static void expect_folder(const struct zt_dataset *d) {
     static const uint32_t step[] = {7, 7, 9, 9, 3, 3, 1, 1, 1, 5, 5};
     static const int64_t in_file[] = {0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 1};
     cr_assert_eq(zt_dataset_samples(d), 11);
-    for (int64_t s = 0; s < 11; s++)
-        expect_tokens(d, s, 9, in_file[s] * 8, step[s], 26, 'a');
+    for (int64_t s = 0; s < 11; s++) expect_tokens(d, s, 9, in_file[s] * 8, step[s], 26, 'a');
 }
 
 Test(data, folder_in_byte_order_never_across_files) {
@@ -229,7 +238,8 @@ Test(data, nothing_usable_is_refused) {
     refused(config(data_path("void"), 8, 256), ZT_EDATA, WORDS("void", "no regular file"));
     data_text("void/tiny", 3, 1);
     data_text("void/less", 2, 1);
-    refused(config(data_path("void"), 8, 256), ZT_EDATA, WORDS("void", "longest has 3 tokens", "at least 9"));
+    refused(config(data_path("void"), 8, 256), ZT_EDATA,
+            WORDS("void", "longest has 3 tokens", "at least 9"));
     cr_assert_eq(mkfifo(data_path("fifo"), 0600), 0);
     refused(config(data_path("fifo"), 8, 256), ZT_EDATA, WORDS("fifo", "neither"));
     data_text("x.jsonl", 100, 1);
@@ -298,8 +308,7 @@ Test(data, a_file_changed_under_the_run_is_refused) {
 static int descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
     int n = 0;
-    while (readdir(d))
-        n++;
+    while (readdir(d)) n++;
     closedir(d);
     return n;
 }
@@ -319,14 +328,13 @@ Test(data, every_failing_file_call_is_reported) {
         struct zt_error err = {0};
         int32_t out[9];
         int rc = zt_dataset_open(&c, &d, &err);
-        if (rc == 0)
-            rc = zt_dataset_read(d, 1, out, &err);
+        if (rc == 0) rc = zt_dataset_read(d, 1, out, &err);
         zt_dataset_close(d);
         cr_assert_eq(descriptors(), before, "call %" PRId64, at);
         passed = state.calls < at;
         if (rc != 0)
-            cr_assert(rc == ZT_EDATA && strstr(err.msg, "t.bin") && strstr(err.msg, "Input/output"), "%s",
-                      err.msg);
+            cr_assert(rc == ZT_EDATA && strstr(err.msg, "t.bin") && strstr(err.msg, "Input/output"),
+                      "%s", err.msg);
         else /* closing a file that was only read says nothing about the data */
             cr_assert(passed || at == 5 || at == 9, "call %" PRId64, at);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loader: order, windows, cursor, ends and errors. The bodies run under Criterion and, for TSan,
- * under a plain main (ZT_PLAIN_MAIN). */
+/* The loader: order, windows, cursor, ends and errors. The bodies run under Criterion and, for
+ * TSan, under a plain main (ZT_PLAIN_MAIN). */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -9,8 +9,9 @@
 #include "tests/engine/data_util.h"
 
 #ifdef ZT_PLAIN_MAIN
-#define CHECK(e)                                                                                      \
-    ((e) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), data_teardown(), exit(1)))
+#define CHECK(e)                                                                                   \
+    ((e) ? (void)0                                                                                 \
+         : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), data_teardown(), exit(1)))
 #else
 #include <criterion/criterion.h>
 #define CHECK(e) cr_assert(e)
@@ -31,17 +32,23 @@ static struct zt_dataset *make_set(int64_t n) {
     return d;
 }
 
-static struct zt_loader_config make_config(const struct zt_dataset *d, int rank, int world, int64_t batch) {
-    return (struct zt_loader_config){.dataset = d, .dp_index = rank, .dp_size = world, .local_batch = batch,
-                                     .seq_len = T, .accumulation = 1, .shuffle = true, .seed = 1234};
+static struct zt_loader_config make_config(const struct zt_dataset *d, int rank, int world,
+                                           int64_t batch) {
+    return (struct zt_loader_config){.dataset = d,
+                                     .dp_index = rank,
+                                     .dp_size = world,
+                                     .local_batch = batch,
+                                     .seq_len = T,
+                                     .accumulation = 1,
+                                     .shuffle = true,
+                                     .seed = 1234};
 }
 
 static struct zt_loader *create(struct zt_loader_config c) {
     struct zt_loader *l = NULL;
     struct zt_error err = {0};
     int rc = zt_loader_create(&c, &l, &err);
-    if (rc != 0)
-        fprintf(stderr, "%s\n", err.msg);
+    if (rc != 0) fprintf(stderr, "%s\n", err.msg);
     CHECK(rc == 0);
     return l;
 }
@@ -57,9 +64,14 @@ static void check_content(const struct zt_micro_batch *b) {
 
 /* The ids of every rank and epoch are the sampler's, in order; content belongs to the ids. */
 static void body_order_is_the_samplers(void) {
-    static const struct { int64_t n; int world; int64_t batch; bool shuffle, drop; } row[] = {
-        {24, 1, 4, true, true}, {24, 2, 3, true, false}, {25, 2, 3, true, false}, {25, 4, 3, true, true},
-        {26, 3, 4, false, false}, {26, 3, 4, false, true}, {7, 4, 1, true, false}, {101, 5, 20, true, false}};
+    static const struct {
+        int64_t n;
+        int world;
+        int64_t batch;
+        bool shuffle, drop;
+    } row[] = {{24, 1, 4, true, true}, {24, 2, 3, true, false},  {25, 2, 3, true, false},
+               {25, 4, 3, true, true}, {26, 3, 4, false, false}, {26, 3, 4, false, true},
+               {7, 4, 1, true, false}, {101, 5, 20, true, false}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         struct zt_dataset *d = make_set(row[i].n);
         for (int rank = 0; rank < row[i].world; rank++) {
@@ -69,7 +81,8 @@ static void body_order_is_the_samplers(void) {
             c.epochs = 3;
             struct zt_loader *l = create(c);
             struct zt_sampler s;
-            CHECK(zt_sampler_init(&s, row[i].n, row[i].world, c.shuffle, c.drop_last, c.seed, NULL) == 0);
+            CHECK(zt_sampler_init(&s, row[i].n, row[i].world, c.shuffle, c.drop_last, c.seed,
+                                  NULL) == 0);
             for (int64_t epoch = 0; epoch < 3; epoch++) {
                 CHECK(zt_sampler_set_epoch(&s, epoch, NULL) == 0);
                 int64_t per = c.drop_last ? s.per_rank / c.local_batch * c.local_batch : s.per_rank;
@@ -106,23 +119,24 @@ static void body_ranks_see_each_sample_once(void) {
             struct zt_loader *l = create(c);
             struct zt_micro_batch b;
             while (zt_loader_next(l, &b, NULL) == 0)
-                for (int64_t r = 0; r < b.rows; r++)
-                    seen[b.sample_ids[r]]++;
+                for (int64_t r = 0; r < b.rows; r++) seen[b.sample_ids[r]]++;
             zt_loader_destroy(l);
         }
-        for (int i = 0; i < N; i++)
-            CHECK(seen[i] == 1);
+        for (int i = 0; i < N; i++) CHECK(seen[i] == 1);
     }
     zt_dataset_close(d);
 }
 
-/* One global batch: whatever the number of ranks and the accumulation, a window holds the same samples. */
+/* One global batch: whatever the number of ranks and the accumulation, a window holds the same
+ * samples. */
 static void body_a_window_holds_the_same_samples_for_any_world(void) {
     enum { N = 100, G = 12, WINDOWS = 8 };
     struct zt_dataset *d = make_set(N);
     int expected[WINDOWS][N] = {{0}};
-    static const struct { int world; int64_t batch, accum; } row[] = {{1, 12, 1}, {1, 4, 3}, {2, 6, 1},
-                                                                      {3, 4, 1}, {4, 3, 1}, {4, 1, 3}};
+    static const struct {
+        int world;
+        int64_t batch, accum;
+    } row[] = {{1, 12, 1}, {1, 4, 3}, {2, 6, 1}, {3, 4, 1}, {4, 3, 1}, {4, 1, 3}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         int seen[WINDOWS][N] = {{0}};
         for (int rank = 0; rank < row[i].world; rank++) {
@@ -135,14 +149,13 @@ static void body_a_window_holds_the_same_samples_for_any_world(void) {
                 for (int64_t m = 0; m < row[i].accum; m++) {
                     struct zt_micro_batch b;
                     CHECK(zt_loader_next(l, &b, NULL) == 0);
-                    CHECK(b.micro == m && b.window_micros == row[i].accum && b.rows == row[i].batch);
-                    for (int64_t r = 0; r < b.rows; r++)
-                        seen[w][b.sample_ids[r]]++;
+                    CHECK(b.micro == m && b.window_micros == row[i].accum &&
+                          b.rows == row[i].batch);
+                    for (int64_t r = 0; r < b.rows; r++) seen[w][b.sample_ids[r]]++;
                 }
             zt_loader_destroy(l);
         }
-        if (i == 0)
-            memcpy(expected, seen, sizeof seen);
+        if (i == 0) memcpy(expected, seen, sizeof seen);
         CHECK(memcmp(expected, seen, sizeof seen) == 0);
     }
     zt_dataset_close(d);
@@ -205,7 +218,8 @@ static void body_cursor_resumes(void) {
             l = create(c);
             for (int i = from + 1; i < STEPS; i++) {
                 CHECK(zt_loader_next(l, &b, NULL) == 0);
-                CHECK(b.rows == rows[i] && memcmp(b.sample_ids, ids[i], (size_t)b.rows * sizeof(int64_t)) == 0);
+                CHECK(b.rows == rows[i] &&
+                      memcmp(b.sample_ids, ids[i], (size_t)b.rows * sizeof(int64_t)) == 0);
             }
             zt_loader_destroy(l);
         }
@@ -226,8 +240,7 @@ static void body_cursor_survives_a_resize(void) {
         struct zt_loader *l = create(c);
         for (int i = 0; i < 2; i++) {
             CHECK(zt_loader_next(l, &b, NULL) == 0);
-            for (int64_t r = 0; r < b.rows; r++)
-                seen[b.sample_ids[r]]++;
+            for (int64_t r = 0; r < b.rows; r++) seen[b.sample_ids[r]]++;
         }
         at = zt_loader_cursor(l);
         CHECK(at.epoch == 0 && at.consumed == 24);
@@ -239,12 +252,10 @@ static void body_cursor_survives_a_resize(void) {
         c.start = at;
         struct zt_loader *l = create(c);
         while (zt_loader_next(l, &b, NULL) == 0)
-            for (int64_t r = 0; r < b.rows; r++)
-                seen[b.sample_ids[r]]++;
+            for (int64_t r = 0; r < b.rows; r++) seen[b.sample_ids[r]]++;
         zt_loader_destroy(l);
     }
-    for (int i = 0; i < N; i++)
-        CHECK(seen[i] == 1);
+    for (int i = 0; i < N; i++) CHECK(seen[i] == 1);
     zt_dataset_close(d);
 }
 
@@ -266,8 +277,7 @@ static void body_destroyed_at_any_moment(void) {
     for (int taken = 0; taken < 50; taken++) {
         struct zt_loader *l = create(make_config(d, 0, 2, 4));
         struct zt_micro_batch b;
-        for (int i = 0; i < taken % 7; i++)
-            CHECK(zt_loader_next(l, &b, NULL) == 0);
+        for (int i = 0; i < taken % 7; i++) CHECK(zt_loader_next(l, &b, NULL) == 0);
         zt_loader_destroy(l);
     }
     zt_loader_destroy(NULL);
@@ -278,8 +288,7 @@ static void body_destroyed_at_any_moment(void) {
 static atomic_int reads_left;
 static ssize_t failing_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
     (void)arg;
-    if (atomic_fetch_sub(&reads_left, 1) <= 0)
-        return -EIO;
+    if (atomic_fetch_sub(&reads_left, 1) <= 0) return -EIO;
     return zt_sys_posix.pread(zt_sys_posix.arg, fd, buf, n, at);
 }
 
@@ -296,13 +305,13 @@ static void body_an_error_comes_in_its_place_and_stays(void) {
         struct zt_loader *l = create(make_config(d, 0, 1, 2));
         struct zt_micro_batch b;
         struct zt_error err = {0};
-        for (int i = 0; i < good; i++)
-            CHECK(zt_loader_next(l, &b, &err) == 0);
+        for (int i = 0; i < good; i++) CHECK(zt_loader_next(l, &b, &err) == 0);
         struct zt_cursor at = zt_loader_cursor(l);
         for (int i = 0; i < 3; i++) {
             memset(&err, 0, sizeof err);
             CHECK(zt_loader_next(l, &b, &err) == ZT_EDATA);
-            CHECK(err.code == ZT_EDATA && strstr(err.msg, "bad.bin") && strstr(err.msg, "Input/output"));
+            CHECK(err.code == ZT_EDATA && strstr(err.msg, "bad.bin") &&
+                  strstr(err.msg, "Input/output"));
         }
         CHECK(zt_loader_cursor(l).consumed == at.consumed);
         zt_loader_destroy(l);
@@ -331,7 +340,8 @@ static void body_less_than_a_global_batch_is_refused(void) {
                 CHECK(zt_loader_next(l, &b, NULL) == ZT_ENOTFOUND);
                 zt_loader_destroy(l);
             } else {
-                CHECK(rc == ZT_EDATA && !l && strstr(err.msg, "shard.bin") && strstr(err.msg, "257"));
+                CHECK(rc == ZT_EDATA && !l && strstr(err.msg, "shard.bin") &&
+                      strstr(err.msg, "257"));
             }
         }
         zt_dataset_close(d);
@@ -352,18 +362,18 @@ static void body_wrong_arguments_are_refused(void) {
     zt_dataset_close(d);
 }
 
-#define BODIES(X)                                                                                     \
-    X(order_is_the_samplers) X(ranks_see_each_sample_once)                                            \
-    X(a_window_holds_the_same_samples_for_any_world) X(windows) X(cursor_resumes)                     \
-    X(cursor_survives_a_resize) X(a_batch_stays_until_the_next_call) X(destroyed_at_any_moment)       \
-    X(an_error_comes_in_its_place_and_stays) X(less_than_a_global_batch_is_refused)                   \
-    X(wrong_arguments_are_refused)
+#define BODIES(X)                                                                                  \
+    X(order_is_the_samplers)                                                                       \
+    X(ranks_see_each_sample_once) X(a_window_holds_the_same_samples_for_any_world) X(windows)      \
+        X(cursor_resumes) X(cursor_survives_a_resize) X(a_batch_stays_until_the_next_call)         \
+            X(destroyed_at_any_moment) X(an_error_comes_in_its_place_and_stays)                    \
+                X(less_than_a_global_batch_is_refused) X(wrong_arguments_are_refused)
 
 #ifdef ZT_PLAIN_MAIN
 int main(void) {
-#define RUN(name)                                                                                     \
-    data_setup();                                                                                     \
-    body_##name();                                                                                    \
+#define RUN(name)                                                                                  \
+    data_setup();                                                                                  \
+    body_##name();                                                                                 \
     data_teardown();
     BODIES(RUN)
     puts("all bodies passed");
@@ -371,6 +381,7 @@ int main(void) {
 }
 #else
 TestSuite(data_loader, .init = data_setup, .fini = data_teardown);
-#define WRAP(name) Test(data_loader, name) { body_##name(); }
+#define WRAP(name)                                                                                 \
+    Test(data_loader, name) { body_##name(); }
 BODIES(WRAP)
 #endif
