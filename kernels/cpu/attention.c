@@ -61,9 +61,10 @@ static struct zt_vec_attention head_of(const struct attention *j, int64_t head, 
 
 static void forward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
-    struct zt_vec_attention a = head_of(j, unit % (j->B * j->H), thread);
-    /* the last blocks have the most keys: long units first */
-    j->x->vec->attention_forward(&a, j->blocks - 1 - unit / (j->B * j->H));
+    struct zt_vec_attention a = head_of(j, unit / j->blocks, thread);
+    /* A head's blocks follow each other, its keys stay in the cache; the last blocks have the most
+     * keys, so the long units come first. */
+    j->x->vec->attention_forward(&a, j->blocks - 1 - unit % j->blocks);
 }
 
 static void backward_unit(void *arg, int64_t unit, int thread) {

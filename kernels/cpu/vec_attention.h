@@ -17,6 +17,10 @@
  * weights are exactly 0. */
 
 #define BLOCK ZT_ATTENTION_BLOCK
+/* Scores are kept in powers of two: the queries are scaled by log2(e) besides, and 2^x is cheaper
+ * than e^x. */
+#define LOG2_E 1.44269504088896341f
+#define LN_2 0.693147180559945309f
 #define VECTORS (BLOCK / 16)
 
 #if PARTS == 1
@@ -175,6 +179,13 @@ static void gather_rows(float *out, int64_t ostride, const float *in, int64_t st
     }
 }
 
+/* Asks for n rows of D floats: they lie a page apart, where no hardware prefetcher follows. */
+static void prefetch_rows(const float *in, int64_t stride, int64_t n, int64_t D) {
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t d = 0; d < D; d += 16)
+            _mm_prefetch((const char *)(in + r * stride + d), _MM_HINT_T1);
+}
+
 /* One tile: which keys and queries, how many, and whether the diagonal crosses it. */
 struct tile {
     int64_t key, keys, query, queries, vectors;
@@ -236,7 +247,7 @@ INLINE v16 lane_numbers(void) {
     return v_load(numbers);
 }
 
-/* score -> e^(score - new maximum), 0 where masked; updates top, sum and keep. */
+/* score -> 2^(score - new maximum), 0 where masked; updates top, sum and keep. */
 static void softmax_tile(const struct tile *s, struct tiles *t) {
     const v16 lanes = lane_numbers(), ninf = v_set1(-__builtin_inff());
     for (int64_t v = 0; v < s->vectors; v++) {
@@ -249,10 +260,10 @@ static void softmax_tile(const struct tile *s, struct tiles *t) {
             v_store(x, v_select(v_lt(lanes, v_set1((float)(k - 16 * v))), ninf, v_load(x)));
         }
         for (int64_t k = 0; k < keys; k++) top = v_max(v_load(column + k * BLOCK), top);
-        const v16 keep = v_exp_negative(v_sub(old, top));
+        const v16 keep = v_exp2_fma(v_sub(old, top));
         v16 sum = v_mul(v_load(t->sum + 16 * v), keep);
         for (int64_t k = 0; k < keys; k++) {
-            const v16 e = v_exp_negative(v_sub(v_load(column + k * BLOCK), top));
+            const v16 e = v_exp2_fma(v_sub(v_load(column + k * BLOCK), top));
             v_store(column + k * BLOCK, e);
             sum = v_add(sum, e);
         }
@@ -267,17 +278,28 @@ static void store_transposed(float *out, int64_t stride, const float *in, int64_
     transpose(out, stride, in, BLOCK, D, n);
 }
 
+/* The keys and values of the tile after this one, if there is one. */
+static void prefetch_next(const struct zt_vec_attention *a, const struct tile *s,
+                          int64_t query_block) {
+    if (s->key / BLOCK >= query_block) return;
+    const struct tile next = tile_at(query_block, s->key / BLOCK + 1, a->T);
+    prefetch_rows(a->k + next.key * a->stride, a->stride, next.keys, a->D);
+    prefetch_rows(a->v + next.key * a->stride, a->stride, next.keys, a->D);
+}
+
 /* The queries of a block, scaled, in both orders. */
 static void load_queries(const struct zt_vec_attention *a, const struct tile *s, struct tiles *t) {
     gather_rows(t->q, t->padded, a->q + s->query * a->stride, a->stride, s->queries, a->D,
                 t->padded);
-    vec_scale(t->q, a->scale, (size_t)(s->queries * t->padded));
+    vec_scale(t->q, a->scale * LOG2_E, (size_t)(s->queries * t->padded));
     transpose_queries(t->qt, t->q, t->padded, s->queries, a->D);
 }
 
 static void vec_attention_forward(const struct zt_vec_attention *a, int64_t query_block) {
     struct tiles t = tiles_in(a->scratch, a->T, a->D);
     struct tile s = tile_at(query_block, 0, a->T);
+    prefetch_rows(a->k, a->stride, s.keys, a->D);
+    prefetch_rows(a->v, a->stride, s.keys, a->D);
     load_queries(a, &s, &t);
     for (int i = 0; i < BLOCK; i++) {
         t.top[i] = -__builtin_inff();
@@ -286,6 +308,7 @@ static void vec_attention_forward(const struct zt_vec_attention *a, int64_t quer
     for (int64_t key_block = 0; key_block <= query_block; key_block++) {
         s = tile_at(query_block, key_block, a->T);
         const float *k = a->k + s.key * a->stride, *v = a->v + s.key * a->stride;
+        prefetch_next(a, &s, query_block);
         tile_product(&s,
                      (struct product){.c = t.score,
                                       .ldc = BLOCK,
@@ -320,7 +343,7 @@ static void vec_attention_forward(const struct zt_vec_attention *a, int64_t quer
             v_store(x, v_mul(v_load(x), v_load(inverse + 16 * v)));
         }
     store_transposed(a->o + s.query * a->ostride, a->ostride, t.acct, s.queries, a->D);
-    for (int64_t i = 0; i < s.queries; i++) a->lse[s.query + i] = t.top[i] + logs[i];
+    for (int64_t i = 0; i < s.queries; i++) a->lse[s.query + i] = t.top[i] * LN_2 + logs[i];
 }
 
 /* score and dscore (= dP) become P and dS = P (dP - delta), 0 where masked. */
@@ -331,7 +354,7 @@ static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
         const v16 lse = v_load(t->top + 16 * v), delta = v_load(t->sum + 16 * v);
         for (int64_t k = 0; k < keys; k++) {
             float *p = t->score + k * BLOCK + 16 * v, *d = t->dscore + k * BLOCK + 16 * v;
-            v16 e = v_exp_negative(v_sub(v_load(p), lse)); /* <= 1 but for rounding */
+            v16 e = v_exp2_fma(v_sub(v_load(p), lse)); /* <= 1 but for rounding */
             v16 g = v_mul(e, v_sub(v_load(d), delta));
             if (k >= mask_from) {
                 const m16 masked = v_lt(lanes, v_set1((float)(k - 16 * v)));
@@ -344,11 +367,12 @@ static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
     }
 }
 
-/* top = the saved log-sum-exp, sum = delta = sum_d(dout out), of the block's queries. */
+/* top = the saved log-sum-exp in powers of two, sum = delta = sum_d(dout out), of the block's
+ * queries. */
 static void load_statistics(const struct zt_vec_attention *a, const struct tile *s,
                             struct tiles *t) {
     for (int64_t i = 0; i < BLOCK; i++) {
-        t->top[i] = i < s->queries ? a->lse[s->query + i] : 0.0f;
+        t->top[i] = i < s->queries ? a->lse[s->query + i] * LOG2_E : 0.0f;
         v16 total = v_zero();
         for (int64_t d = 0; i < s->queries && d < a->D; d += 16)
             total =
@@ -432,11 +456,13 @@ static void vec_attention_backward(const struct zt_vec_attention *a) {
         load_statistics(a, &s, &t);
         for (int64_t key_block = 0; key_block <= query_block; key_block++) {
             s = tile_at(query_block, key_block, a->T);
+            prefetch_next(a, &s, query_block);
             backward_tile(a, &s, &t);
         }
         vec_scale(t.acct, a->scale, (size_t)(a->D * BLOCK));
         store_transposed(a->dq + s.query * a->stride, a->stride, t.acct, s.queries, a->D);
     }
+    vec_scale(t.dk, LN_2, (size_t)(a->T * t.padded)); /* the queries carried log2(e) */
     gather_rows(a->dk, a->stride, t.dk, t.padded, a->T, a->D, a->D);
     gather_rows(a->dv, a->stride, t.dv, t.padded, a->T, a->D, a->D);
 }

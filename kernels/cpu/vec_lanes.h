@@ -31,7 +31,6 @@ INLINE vf vf_of_bits(vi a) { return _mm512_castsi512_ps(a); }
 INLINE vi vf_round(vf a) { return _mm512_cvtps_epi32(a); }
 INLINE vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE vm vf_lt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-INLINE vm vf_unordered(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(ZT_VEC_AVX2)
@@ -53,7 +52,6 @@ INLINE vf vf_of_bits(vi a) { return _mm256_castsi256_ps(a); }
 INLINE vi vf_round(vf a) { return _mm256_cvtps_epi32(a); }
 INLINE vf vi_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vm vf_lt(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
-INLINE vm vf_unordered(vf a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 #else
@@ -75,7 +73,6 @@ INLINE vf vf_of_bits(vi a) { return _mm_castsi128_ps(a); }
 INLINE vi vf_round(vf a) { return _mm_cvtps_epi32(a); }
 INLINE vf vi_float(vi a) { return _mm_cvtepi32_ps(a); }
 INLINE vm vf_lt(vf a, vf b) { return _mm_cmplt_ps(a, b); }
-INLINE vm vf_unordered(vf a) { return _mm_cmpunord_ps(a, a); }
 INLINE vf vf_select(vm m, vf yes, vf no) {
     return _mm_or_ps(_mm_and_ps(m, yes), _mm_andnot_ps(m, no));
 }
@@ -127,7 +124,6 @@ INLINE v16 v_max(v16 a, v16 b) { return MAP2(v16, F(max), a, b); }
 INLINE v16 v_min(v16 a, v16 b) { return MAP2(v16, F(min), a, b); }
 INLINE v16 v_fma(v16 a, v16 b, v16 c) { return MAP3(v16, vf_fma, a, b, c); }
 INLINE m16 v_lt(v16 a, v16 b) { return MAP2(m16, vf_lt, a, b); }
-INLINE m16 v_unordered(v16 a) { return MAP1(m16, vf_unordered, a); }
 INLINE v16 v_select(m16 m, v16 yes, v16 no) { return MAP3(v16, vf_select, m, yes, no); }
 INLINE i16v v_bits(v16 a) { return MAP1(i16v, vi_of_bits, a); }
 INLINE v16 i_bits(i16v a) { return MAP1(v16, vf_of_bits, a); }
@@ -211,6 +207,25 @@ INLINE v16 v_exp_scaled(v16 x, int split) {
 INLINE v16 v_exp(v16 x) { return v_exp_scaled(x, 1); }
 /* For x <= 88 (softmax: x <= 0) or NaN: the same bits with less work. */
 INLINE v16 v_exp_negative(v16 x) { return v_exp_scaled(x, 0); }
+
+/* 2^t, Cephes' polynomial of degree 6 on [-0.5, 0.5]; t at most 127; below -126 exactly 0; NaN
+ * stays NaN. `step` is one Horner step a x + b: with or without fma. */
+#define EXP2_BODY(step)                                                                            \
+    const v16 low = v_set1(-126.0f);                                                               \
+    v16 c = v_max(low, t);                                                                         \
+    i16v n = v_round(c);                                                                           \
+    v16 r = v_sub(c, i_float(n));                                                                  \
+    v16 y = v_set1(1.535336188319500e-4f);                                                         \
+    y = step(y, r, v_set1(1.339887440266574e-3f));                                                 \
+    y = step(y, r, v_set1(9.618437357674640e-3f));                                                 \
+    y = step(y, r, v_set1(5.550332471162809e-2f));                                                 \
+    y = step(y, r, v_set1(2.402264791363012e-1f));                                                 \
+    y = step(y, r, v_set1(6.931472028550421e-1f));                                                 \
+    y = step(y, r, v_set1(1.0f));                                                                  \
+    y = i_bits(i_add(v_bits(y), i_shl23(n)));                                                      \
+    return v_select(v_lt(t, low), v_zero(), y);
+INLINE v16 v_muladd(v16 a, v16 b, v16 c) { return v_add(v_mul(a, b), c); }
+INLINE v16 v_exp2(v16 t){EXP2_BODY(v_muladd)} INLINE v16 v_exp2_fma(v16 t){EXP2_BODY(v_fma)}
 
 /* ln x for normal x > 0 (Cephes' logf); +Inf and NaN stay what they are. */
 INLINE v16 v_log(v16 x) {

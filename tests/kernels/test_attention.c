@@ -2,11 +2,13 @@
 /* Causal attention, forward and backward, against a naive fp64 implementation. */
 #include "tests/kernels/util.h"
 
-struct shape { int64_t B, T, H, D; };
+struct shape {
+    int64_t B, T, H, D;
+};
 static const struct shape shapes[] = {
-    {1, 1, 1, 1},   {2, 3, 1, 17},  {1, 16, 2, 16},  {2, 17, 3, 32}, {1, 63, 1, 64}, {1, 64, 2, 64},
-    {1, 65, 1, 80}, {1, 100, 3, 5}, {1, 128, 1, 128}, {1, 257, 2, 33}, {2, 150, 1, 96},
-    {1, 130, 1, 200},
+    {1, 1, 1, 1},     {2, 3, 1, 17},   {1, 16, 2, 16},  {2, 17, 3, 32},
+    {1, 63, 1, 64},   {1, 64, 2, 64},  {1, 65, 1, 80},  {1, 100, 3, 5},
+    {1, 128, 1, 128}, {1, 257, 2, 33}, {2, 150, 1, 96}, {1, 130, 1, 200},
 };
 #define SHAPES ((int)(sizeof shapes / sizeof shapes[0]))
 
@@ -19,8 +21,7 @@ static int64_t out_at(const struct shape *s, int64_t b, int64_t t, int64_t h) {
 
 static double dot64(const float *a, const float *b, int64_t n) {
     double s = 0.0;
-    for (int64_t i = 0; i < n; i++)
-        s += (double)a[i] * b[i];
+    for (int64_t i = 0; i < n; i++) s += (double)a[i] * b[i];
     return s;
 }
 
@@ -32,14 +33,12 @@ static void reference_row(const struct shape *s, int64_t b, int64_t h, int64_t t
     const float *q = qkv + in_at(s, b, t, 0, h);
     for (int64_t k = 0; k <= t; k++)
         top = fmax(top, p[k] = scale * dot64(q, qkv + in_at(s, b, k, 1, h), s->D));
-    for (int64_t k = 0; k <= t; k++)
-        sum += p[k] = exp(p[k] - top);
+    for (int64_t k = 0; k <= t; k++) sum += p[k] = exp(p[k] - top);
     lse[(b * s->H + h) * s->T + t] = top + log(sum);
     double *o = out + out_at(s, b, t, h);
     for (int64_t d = 0; d < s->D; d++) {
         o[d] = 0.0;
-        for (int64_t k = 0; k <= t; k++)
-            o[d] += p[k] / sum * qkv[in_at(s, b, k, 2, h) + d];
+        for (int64_t k = 0; k <= t; k++) o[d] += p[k] / sum * qkv[in_at(s, b, k, 2, h) + d];
         delta += dout ? o[d] * dout[out_at(s, b, t, h) + d] : 0.0;
     }
     for (int64_t k = 0; dqkv && k <= t; k++) {
@@ -57,8 +56,7 @@ static void reference_row(const struct shape *s, int64_t b, int64_t h, int64_t t
 
 static double largest(const double *v, int64_t n) {
     double m = 0.0;
-    for (int64_t i = 0; i < n; i++)
-        m = fmax(m, fabs(v[i]));
+    for (int64_t i = 0; i < n; i++) m = fmax(m, fabs(v[i]));
     return m;
 }
 
@@ -70,8 +68,7 @@ static void check_shape(struct zt_ops_ctx *x, const struct shape *s, float size)
     float *qkv = random_buffer(3 * n), *dout = random_buffer(n), *out = random_buffer(n);
     float *lse = random_buffer(rows), *dqkv = random_buffer(3 * n);
     double *want = calloc((size_t)(4 * n + rows), sizeof *want);
-    for (int64_t i = 0; i < 3 * n; i++)
-        qkv[i] *= size;
+    for (int64_t i = 0; i < 3 * n; i++) qkv[i] *= size;
     for (int64_t b = 0; b < s->B; b++)
         for (int64_t h = 0; h < s->H; h++)
             for (int64_t t = 0; t < s->T; t++)
@@ -91,11 +88,9 @@ static void check_shape(struct zt_ops_ctx *x, const struct shape *s, float size)
 
 Test(attention, follows_fp64) {
     for (int i = 0; i < ISA_NAMES; i++) {
-        if (!zt_vec_find(isa_names[i]))
-            continue;
+        if (!zt_vec_find(isa_names[i])) continue;
         struct zt_ops_ctx *x = context(2, isa_names[i], NULL);
-        for (int s = 0; s < SHAPES; s++)
-            check_shape(x, &shapes[s], s % 3 == 0 ? 4.0f : 1.0f);
+        for (int s = 0; s < SHAPES; s++) check_shape(x, &shapes[s], s % 3 == 0 ? 4.0f : 1.0f);
         zt_ops_cpu_destroy(x);
     }
 }
@@ -111,8 +106,7 @@ Test(attention, later_positions_do_not_reach_earlier_ones) {
     static const int64_t cuts[] = {1, 15, 16, 63, 64, 65, 130, 199};
     for (int c = 0; c < 8; c++) {
         float *other = copy_buffer(qkv, 3 * n), *out2 = buffer(n), *lse2 = buffer(s.H * s.T);
-        for (int64_t i = cuts[c] * 3 * s.H * s.D; i < 3 * n; i++)
-            other[i] = 1e4f * uniform();
+        for (int64_t i = cuts[c] * 3 * s.H * s.D; i < 3 * n; i++) other[i] = 1e4f * uniform();
         OK(o->attention_forward(x, ZT_F32, out2, lse2, other, 1, s.T, s.H, s.D, NULL, &err));
         same_bits(out, out2, cuts[c] * s.H * s.D, "out before the change", 2, "best");
         for (int64_t h = 0; h < s.H; h++)
@@ -130,14 +124,11 @@ Test(attention, large_scores_stay_finite) {
     const struct shape s = {1, 150, 1, 16};
     const int64_t n = s.T * s.D;
     float *qkv = random_buffer(3 * n), *out = buffer(n), *lse = buffer(s.T), *dqkv = buffer(3 * n);
-    for (int64_t i = 0; i < 3 * n; i++)
-        qkv[i] *= 100.0f;
+    for (int64_t i = 0; i < 3 * n; i++) qkv[i] *= 100.0f;
     OK(o->attention_forward(x, ZT_F32, out, lse, qkv, 1, s.T, 1, s.D, NULL, &err));
     OK(o->attention_backward(x, ZT_F32, dqkv, out, qkv, out, lse, 1, s.T, 1, s.D, NULL, &err));
-    for (int64_t i = 0; i < n; i++)
-        cr_assert(fabsf(out[i]) <= 100.001f);
-    for (int64_t i = 0; i < 3 * n; i++)
-        cr_assert(isfinite(dqkv[i]));
+    for (int64_t i = 0; i < n; i++) cr_assert(fabsf(out[i]) <= 100.001f);
+    for (int64_t i = 0; i < 3 * n; i++) cr_assert(isfinite(dqkv[i]));
     end_buffers();
     zt_ops_cpu_destroy(x);
 }
@@ -153,8 +144,7 @@ Test(attention, same_bits_for_threads_and_fma_sets) {
         for (int i = 0; i < ISA_NAMES * THREAD_COUNTS; i++) {
             const char *isa = isa_names[i / THREAD_COUNTS];
             const struct zt_vec *v = zt_vec_find(isa);
-            if (!v)
-                continue;
+            if (!v) continue;
             const int threads = thread_counts[i % THREAD_COUNTS];
             struct zt_ops_ctx *x = context(threads, isa, NULL);
             float *all = buffer(4 * n + rows);
@@ -162,8 +152,7 @@ Test(attention, same_bits_for_threads_and_fma_sets) {
                                     &err));
             OK(o->attention_backward(x, ZT_F32, all + n, dout, qkv, all, all + 4 * n, s->B, s->T,
                                      s->H, s->D, NULL, &err));
-            if (!first[v->fma])
-                first[v->fma] = all;
+            if (!first[v->fma]) first[v->fma] = all;
             same_bits(first[v->fma], all, 4 * n + rows, "attention", threads, isa);
             zt_ops_cpu_destroy(x);
         }
@@ -176,7 +165,8 @@ Test(attention, other_dtypes_are_refused) {
     struct zt_ops_ctx *x = context(1, NULL, NULL);
     struct zt_error err = {0};
     float a[3] = {0};
-    cr_assert_eq(o->attention_forward(x, ZT_BF16, a, a, a, 1, 1, 1, 1, NULL, &err), ZT_EUNSUPPORTED);
+    cr_assert_eq(o->attention_forward(x, ZT_BF16, a, a, a, 1, 1, 1, 1, NULL, &err),
+                 ZT_EUNSUPPORTED);
     cr_assert(strstr(err.msg, "attention_forward"), "%s", err.msg);
     zt_ops_cpu_destroy(x);
 }

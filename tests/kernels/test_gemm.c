@@ -3,11 +3,13 @@
 #include "tests/kernels/util.h"
 #include "kernels/cpu/gemm.h"
 
-struct shape { int64_t M, N, K; };
+struct shape {
+    int64_t M, N, K;
+};
 static const struct shape shapes[] = {
-    {1, 1, 1},    {1, 3, 17},   {3, 1, 100},   {17, 100, 3},   {100, 257, 17},  {257, 64, 64},
-    {64, 17, 257}, {300, 130, 33}, {513, 48, 80}, {130, 769, 40}, {20, 8200, 24}, {24, 20, 8200},
-    {257, 8193, 5}, {128, 5, 1000},
+    {1, 1, 1},      {1, 3, 17},     {3, 1, 100},    {17, 100, 3},   {100, 257, 17},
+    {257, 64, 64},  {64, 17, 257},  {300, 130, 33}, {513, 48, 80},  {130, 769, 40},
+    {20, 8200, 24}, {24, 20, 8200}, {257, 8193, 5}, {128, 5, 1000},
 };
 #define SHAPES ((int)(sizeof shapes / sizeof shapes[0]))
 static const char *const libraries[] = {"onednn", "openblas"};
@@ -100,7 +102,7 @@ Test(gemm, adding_to_zeros_equals_writing) {
 
 Test(gemm, same_bits_for_any_number_of_threads) {
     const struct zt_ops *o = zt_ops_cpu();
-    static const struct shape big[] = {{512, 256, 256}, {300, 130, 33}, {1000, 384, 128},
+    static const struct shape big[] = {{512, 256, 256}, {300, 130, 33},  {1000, 384, 128},
                                        {64, 768, 768},  {700, 8192, 16}, {768, 192, 2048}};
     for (int l = 0; l < 2; l++)
         for (int n = 0; n < 6 * 3; n++) {
@@ -126,8 +128,7 @@ Test(gemm, same_bits_for_any_number_of_threads) {
 Test(gemm, rows_do_not_depend_on_the_batch) {
     const struct zt_ops *o = zt_ops_cpu();
     struct zt_ops_ctx *x = context(2, NULL, "onednn");
-    if (!strstr(zt_ops_cpu_describe(x), "brg:"))
-        cr_skip_test("this processor has no brgemm");
+    if (!strstr(zt_ops_cpu_describe(x), "brg:")) cr_skip_test("this processor has no brgemm");
     enum { M = 2048, N = 192, K = 160 };
     for (int op = ZT_GEMM_FWD; op <= ZT_GEMM_DX; op++) {
         const struct shape s = {M, N, K};
@@ -245,7 +246,8 @@ Test(gemm, refusals_name_the_cause) {
 Test(gemm, description_names_set_library_threads_and_rule) {
     struct zt_ops_ctx *x = context(2, "avx2", "onednn");
     const char *d = zt_ops_cpu_describe(x);
-    cr_expect(strncmp(d, "avx2, oneDNN 2.", 15) == 0 && strstr(d, "2 threads, gemm rule 1"), "%s", d);
+    cr_expect(strncmp(d, "avx2, oneDNN 2.", 15) == 0 && strstr(d, "2 threads, gemm rule 1"), "%s",
+              d);
     cr_expect(!strstr(d, "avx512"), "%s: an explicit set limits oneDNN too", d);
     zt_ops_cpu_destroy(x);
     x = context(1, NULL, "openblas");

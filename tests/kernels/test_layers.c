@@ -2,8 +2,10 @@
 /* Embedding, LayerNorm, bias gradient and cross-entropy against fp64. */
 #include "tests/kernels/util.h"
 
-struct size { int64_t N, C; };
-static const struct size sizes[] = {{1, 1},   {1, 17},   {3, 3},    {17, 100}, {100, 257},
+struct size {
+    int64_t N, C;
+};
+static const struct size sizes[] = {{1, 1},   {1, 17},   {3, 3},     {17, 100}, {100, 257},
                                     {33, 64}, {257, 48}, {1030, 16}, {5, 1000}};
 #define SIZES 9
 
@@ -12,8 +14,7 @@ static void layernorm_reference(const float *in, const float *res, const float *
                                 double *rstd) {
     for (int64_t r = 0; r < N; r++) {
         double m = 0.0, v = 0.0;
-        for (int64_t c = 0; c < C; c++)
-            m += in[r * C + c] + (res ? (double)res[r * C + c] : 0.0);
+        for (int64_t c = 0; c < C; c++) m += in[r * C + c] + (res ? (double)res[r * C + c] : 0.0);
         m /= (double)C;
         for (int64_t c = 0; c < C; c++)
             v += pow(in[r * C + c] + (res ? (double)res[r * C + c] : 0.0) - m, 2);
@@ -31,7 +32,8 @@ Test(layernorm, forward_follows_fp64) {
     for (int s = 0; s < 2 * SIZES; s++) {
         const int64_t N = sizes[s / 2].N, C = sizes[s / 2].C;
         float *in = random_buffer(N * C), *res = s % 2 ? random_buffer(N * C) : NULL;
-        float *w = random_buffer(C), *b = random_buffer(C), *out = buffer(N * C), *sum = buffer(N * C);
+        float *w = random_buffer(C), *b = random_buffer(C), *out = buffer(N * C),
+              *sum = buffer(N * C);
         float *mean = buffer(N), *rstd = buffer(N);
         double *want = malloc((size_t)(N * C + 2 * N) * sizeof *want);
         layernorm_reference(in, res, w, b, N, C, 1e-5, want, want + N * C, want + N * C + N);
@@ -40,10 +42,8 @@ Test(layernorm, forward_follows_fp64) {
         /* a row of one element has variance 0: any error of the mean is multiplied by 316 */
         near(out, want, N * C, C == 1 ? 1e-4 : 2e-5, "layernorm");
         near(mean, want + N * C, N, 1e-6, "mean");
-        for (int64_t r = 0; r < N; r++)
-            cr_assert(fabs(rstd[r] / want[N * C + N + r] - 1.0) < 1e-4);
-        for (int64_t i = 0; res && i < N * C; i++)
-            cr_assert_eq(sum[i], in[i] + res[i]);
+        for (int64_t r = 0; r < N; r++) cr_assert(fabs(rstd[r] / want[N * C + N + r] - 1.0) < 1e-4);
+        for (int64_t i = 0; res && i < N * C; i++) cr_assert_eq(sum[i], in[i] + res[i]);
         free(want);
         end_buffers();
     }
@@ -61,14 +61,11 @@ Test(layernorm, backward_follows_fp64) {
         float *dw = random_buffer(C), *db = random_buffer(C);
         double *rdx = malloc((size_t)(N * C) * sizeof *rdx), *rdw = malloc((size_t)C * 8),
                *rdb = malloc((size_t)C * 8);
-        for (int64_t c = 0; c < C; c++)
-            rdw[c] = dw[c], rdb[c] = db[c];
+        for (int64_t c = 0; c < C; c++) rdw[c] = dw[c], rdb[c] = db[c];
         for (int64_t r = 0; r < N; r++) {
             double m = 0.0, v = 0.0, a = 0.0, b = 0.0;
-            for (int64_t c = 0; c < C; c++)
-                m += in[r * C + c] / (double)C;
-            for (int64_t c = 0; c < C; c++)
-                v += pow(in[r * C + c] - m, 2) / (double)C;
+            for (int64_t c = 0; c < C; c++) m += in[r * C + c] / (double)C;
+            for (int64_t c = 0; c < C; c++) v += pow(in[r * C + c] - m, 2) / (double)C;
             mean[r] = (float)m;
             rstd[r] = (float)(1.0 / sqrt(v + 1e-5));
             for (int64_t c = 0; c < C; c++) {
@@ -106,8 +103,7 @@ Test(bias, backward_is_the_column_sum) {
         double *want = malloc((size_t)C * 8);
         for (int64_t c = 0; c < C; c++) {
             want[c] = s % 2 ? (double)db[c] : 0.0;
-            for (int64_t r = 0; r < N; r++)
-                want[c] += dy[r * C + c];
+            for (int64_t r = 0; r < N; r++) want[c] += dy[r * C + c];
         }
         float *work = buffer((int64_t)(o->bias_backward_workspace(N, C) / 4));
         OK(o->bias_backward(x, ZT_F32, db, dy, N, C, s % 2, work, &err));
@@ -137,8 +133,7 @@ Test(embedding, forward_and_backward_are_exact) {
     enum { B = 3, T = 17, V = 11 };
     static const int64_t widths[] = {1, 3, 64, 100, 257};
     int32_t tokens[B * T];
-    for (int i = 0; i < B * T; i++)
-        tokens[i] = i * 7 % V;
+    for (int i = 0; i < B * T; i++) tokens[i] = i * 7 % V;
     for (int s = 0; s < 10; s++) {
         const int64_t C = widths[s / 2];
         float *wte = random_buffer(V * C), *wpe = s % 2 ? random_buffer(T * C) : NULL;
@@ -152,12 +147,10 @@ Test(embedding, forward_and_backward_are_exact) {
                 const float e = wte[tokens[i] * C + c];
                 cr_assert_eq(out[i * C + c], wpe ? e + wpe[i % T * C + c] : e);
                 want_te[tokens[i] * C + c] += dout[i * C + c];
-                if (wpe)
-                    want_pe[i % T * C + c] += dout[i * C + c];
+                if (wpe) want_pe[i % T * C + c] += dout[i * C + c];
             }
         same_bits(dwte, want_te, V * C, "token gradient", 3, "best");
-        if (wpe)
-            same_bits(dwpe, want_pe, T * C, "position gradient", 3, "best");
+        if (wpe) same_bits(dwpe, want_pe, T * C, "position gradient", 3, "best");
         end_buffers();
     }
     zt_ops_cpu_destroy(x);
@@ -189,8 +182,7 @@ static void check_cross_entropy(struct zt_ops_ctx *x, int64_t N, int64_t V) {
             z[r * V + v] *= 10.0f;
             top = fmax(top, z[r * V + v]);
         }
-        for (int64_t v = 0; v < V; v++)
-            sum += exp(z[r * V + v] - top);
+        for (int64_t v = 0; v < V; v++) sum += exp(z[r * V + v] - top);
         want_loss[r] = target[r] < 0 ? 0.0 : log(sum) + top - z[r * V + target[r]];
         for (int64_t v = 0; v < V; v++)
             want[r * V + v] =
@@ -209,8 +201,7 @@ static void check_cross_entropy(struct zt_ops_ctx *x, int64_t N, int64_t V) {
 Test(cross_entropy, follows_fp64) {
     struct zt_ops_ctx *x = context(3, NULL, NULL);
     static const struct size shapes[] = {{1, 1}, {1, 3}, {3, 17}, {17, 100}, {10, 257}, {7, 50257}};
-    for (int i = 0; i < 6; i++)
-        check_cross_entropy(x, shapes[i].N, shapes[i].C);
+    for (int i = 0; i < 6; i++) check_cross_entropy(x, shapes[i].N, shapes[i].C);
     zt_ops_cpu_destroy(x);
 }
 
@@ -238,11 +229,11 @@ Test(cross_entropy, target_outside_is_named_and_nothing_is_touched) {
         struct zt_error err = {0};
         const int32_t target[3] = {0, -1, bad ? -2 : 4};
         float z[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, loss[3];
-        cr_assert_eq(o->cross_entropy(x, ZT_F32, z, loss, target, 3, 4, 1.0f, true, &err), ZT_EDATA);
+        cr_assert_eq(o->cross_entropy(x, ZT_F32, z, loss, target, 3, 4, 1.0f, true, &err),
+                     ZT_EDATA);
         cr_assert(strstr(err.msg, "row 2") && strstr(err.msg, bad ? "-2" : "target 4"), "%s",
                   err.msg);
-        for (int i = 0; i < 12; i++)
-            cr_assert_eq(z[i], (float)(i + 1));
+        for (int i = 0; i < 12; i++) cr_assert_eq(z[i], (float)(i + 1));
     }
     zt_ops_cpu_destroy(x);
 }
@@ -277,10 +268,8 @@ static void body_embedding_backward(struct zt_ops_ctx *x, float *out) {
 }
 
 Test(layers, same_bits_for_threads_and_sets) {
-    for (int i = 0; i < BN * BC; i++)
-        bin[i] = 3.0f * uniform(), bdy[i] = uniform();
-    for (int i = 0; i < BC; i++)
-        bw[i] = uniform(), bb[i] = uniform();
+    for (int i = 0; i < BN * BC; i++) bin[i] = 3.0f * uniform(), bdy[i] = uniform();
+    for (int i = 0; i < BC; i++) bw[i] = uniform(), bb[i] = uniform();
     for (int i = 0; i < BN; i++)
         bmean[i] = uniform(), brstd[i] = 1.0f + 0.5f * uniform(), btarget[i] = i * 31 % BC;
     all_contexts_agree(body_layernorm, 2 * BN * BC + 2 * BN, "layernorm_forward");

@@ -31,14 +31,12 @@ Test(adamw, table_t_adam) {
         {"0.9976502657", "-1.9979215860", "0.4986657202", "2.9984278679"},
         {"0.9979499578", "-1.9985214472", "0.4988155067", "2.9993276596"}};
     for (int s = 0; s < ISA_NAMES; s++) {
-        if (!zt_vec_find(isa_names[s]))
-            continue;
+        if (!zt_vec_find(isa_names[s])) continue;
         struct zt_ops_ctx *x = context(2, isa_names[s], NULL);
         for (int wd = 0; wd < 2; wd++) {
             float p[4] = {1.0f, -2.0f, 0.5f, 3.0f}, m[4] = {0}, v[4] = {0};
             run_t_adam(x, wd ? 0.0 : 0.1, p, m, v);
-            for (int i = 0; i < 4; i++)
-                equals_digits(p[i], want[wd][i], "p");
+            for (int i = 0; i < 4; i++) equals_digits(p[i], want[wd][i], "p");
             static const char *const want_m[] = {"0.0026", "-0.0072", "0.0173", "0.2000"};
             static const char *const want_v[] = {"0.00107", "0.00228", "0.01033625", "0.20000"};
             for (int i = 0; i < 4; i++) {
@@ -58,8 +56,7 @@ Test(adamw, follows_fp64_over_steps_and_sizes) {
         const int64_t n = sizes[s];
         float *p = random_buffer(n), *m = buffer(n), *v = buffer(n), *g = random_buffer(n);
         double *rp = malloc((size_t)n * 24), *rm = rp + n, *rv = rm + n;
-        for (int64_t i = 0; i < n; i++)
-            rp[i] = p[i], rm[i] = 0.0, rv[i] = 0.0;
+        for (int64_t i = 0; i < n; i++) rp[i] = p[i], rm[i] = 0.0, rv[i] = 0.0;
         struct zt_adamw_params a = t_adam;
         a.grad_scale = 0.25;
         for (int step = 1; step <= 3; step++) {
@@ -133,8 +130,7 @@ static void body_adamw(struct zt_ops_ctx *x, float *out) {
 }
 
 Test(adamw, same_bits_for_threads_and_sets) {
-    for (int i = 0; i < BITS; i++)
-        bp[i] = uniform(), bg[i] = uniform();
+    for (int i = 0; i < BITS; i++) bp[i] = uniform(), bg[i] = uniform();
     all_contexts_agree(body_adamw, 3 * BITS, "adamw");
     end_buffers();
 }
@@ -159,8 +155,7 @@ Test(sums, do_not_depend_on_threads_or_cuts) {
             const int64_t from = at > 10007 ? at - 10007 : 0;
             OK(o->sum_squares(x, ZT_F32, g + from, at - from, &parts, &err));
         }
-        if (t == 0)
-            first = whole;
+        if (t == 0) first = whole;
         cr_assert_eq(memcmp(&whole, &first, sizeof whole), 0, "%d threads", thread_counts[t]);
         cr_assert_eq(memcmp(&parts, &first, sizeof parts), 0, "%d threads, in parts",
                      thread_counts[t]);

@@ -26,8 +26,7 @@ struct job {
 static void count_unit(void *arg, int64_t unit, int thread) {
     struct job *j = arg;
     j->plain[unit] += unit + 1;
-    if (thread < 0 || thread >= j->threads)
-        atomic_store(&j->bad_thread, 1);
+    if (thread < 0 || thread >= j->threads) atomic_store(&j->bad_thread, 1);
 }
 
 static _Atomic int started;
@@ -47,11 +46,9 @@ static void test_pool(int threads) {
     for (int round = 0; round < 2000; round++) {
         const int64_t units = round % 37 == 0 ? MAX_UNITS : round % 11;
         zt_pool_run(p, units, count_unit, &j);
-        for (int64_t u = 0; u < units; u++)
-            runs[u]++;
+        for (int64_t u = 0; u < units; u++) runs[u]++;
     }
-    for (int64_t u = 0; u < MAX_UNITS; u++)
-        CHECK(j.plain[u] == runs[u] * (u + 1));
+    for (int64_t u = 0; u < MAX_UNITS; u++) CHECK(j.plain[u] == runs[u] * (u + 1));
     CHECK(!atomic_load(&j.bad_thread));
     zt_pool_destroy(p);
     CHECK(atomic_load(&started) == threads);
@@ -72,27 +69,25 @@ static void test_operators(int threads, const char *library) {
     static int32_t target[N];
     float *work = aligned_alloc(64, 1 << 20);
     CHECK(work);
-    for (int i = 0; i < N * 3 * C; i++)
-        qkv[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
-    for (int i = 0; i < C * C; i++)
-        w[i] = (float)(i * 104729 % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < N * 3 * C; i++) qkv[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < C * C; i++) w[i] = (float)(i * 104729 % 1000) / 500.0f - 1.0f;
     for (int r = 0; r < 2; r++) {
         CHECK(o->attention_forward(x, ZT_F32, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
         CHECK(o->attention_backward(x, ZT_F32, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
                                     &err) == 0);
-        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], false, work, &err) == 0);
-        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], false, NULL, &err) ==
+        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], false, work, &err) ==
               0);
+        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], false, NULL,
+                      &err) == 0);
         CHECK(o->layernorm_forward(x, ZT_F32, y[r], mean, rstd, y[r], NULL, NULL, w, w + C, N, C,
                                    1e-5, &err) == 0);
         CHECK(o->gelu_forward(x, ZT_F32, y[r], y[r], N * C, &err) == 0);
-        for (int i = 0; i < N * V; i++)
-            logits[i] = qkv[i % (N * 3 * C)];
-        for (int i = 0; i < N; i++)
-            target[i] = i % V;
+        for (int i = 0; i < N * V; i++) logits[i] = qkv[i % (N * 3 * C)];
+        for (int i = 0; i < N; i++) target[i] = i % V;
         CHECK(o->cross_entropy(x, ZT_F32, logits, loss[r], target, N, V, 0.1f, true, &err) == 0);
     }
-    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 && memcmp(dqkv[0], dqkv[1], sizeof dqkv[0]) == 0);
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 &&
+          memcmp(dqkv[0], dqkv[1], sizeof dqkv[0]) == 0);
     CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0 && memcmp(dw[0], dw[1], sizeof dw[0]) == 0);
     CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0);
     struct zt_fixsum s;

@@ -27,8 +27,7 @@ static int buffer_count_;
 
 static UNUSED void guard_fill_(float *p) {
     const uint32_t bits = GUARD_BITS;
-    for (int i = 0; i < GUARD; i++)
-        memcpy(p + i, &bits, 4);
+    for (int i = 0; i < GUARD; i++) memcpy(p + i, &bits, 4);
 }
 
 static UNUSED float *buffer(int64_t n) {
@@ -67,8 +66,7 @@ static UNUSED float uniform(void) {
 
 static UNUSED float *random_buffer(int64_t n) {
     float *b = buffer(n);
-    for (int64_t i = 0; i < n; i++)
-        b[i] = uniform();
+    for (int64_t i = 0; i < n; i++) b[i] = uniform();
     return b;
 }
 
@@ -120,14 +118,12 @@ typedef void body_fn(struct zt_ops_ctx *x, float *out);
 static UNUSED void all_contexts_agree(body_fn *body, int64_t n, const char *what) {
     float *first = NULL;
     for (int i = 0; i < ISA_NAMES; i++) {
-        if (!zt_vec_find(isa_names[i]))
-            continue;
+        if (!zt_vec_find(isa_names[i])) continue;
         for (int t = 0; t < THREAD_COUNTS; t++) {
             struct zt_ops_ctx *x = context(thread_counts[t], isa_names[i], NULL);
             float *out = buffer(n);
             body(x, out);
-            if (!first)
-                first = out;
+            if (!first) first = out;
             same_bits(first, out, n, what, thread_counts[t], isa_names[i]);
             zt_ops_cpu_destroy(x);
         }
