@@ -1,0 +1,628 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* coordinator/dispatch.c: messages become events of the machine, reads, or log pieces (shell.h). What comes
+ * from the network is checked here for shape and size; whether it is allowed now is the machine's business. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "coordinator/run_config.h"
+#include "coordinator/shell.h"
+#include "core/spec.h"
+
+#define OVERRIDES_MAX 128
+#define LOG_PIECE_MAX ((size_t)512 * 1024)
+
+static void refuse(struct zt_session *s, const Zt__Envelope *env, int code, const char *message)
+{
+    if (env->request_id != 0)
+        zt_peer_reply_error(s->peer, env->request_id, code, message);
+}
+
+/* Registers the request and runs the event. keep_copy: its blobs are needed later. */
+static void step(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env, struct zt_event *ev, bool keep_copy)
+{
+    struct zt_error err;
+    struct zt_request *q = zt_request_new(sh, s, env, keep_copy, &err);
+    if (!q) {
+        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        return;
+    }
+    ev->request = q->id;
+    ev->session = s->id;
+    ev->worker_id = s->worker_id;
+    ev->incarnation = s->incarnation;
+    zt_shell_step(sh, ev, NULL);
+}
+
+/* ------------------------------------------------------------------------------ workers */
+static bool fits(const char *text, size_t most) { return !text || strlen(text) <= most; }
+
+static const char *bad_register(const Zt__Register *m)
+{
+    if (!m->worker_id[0] || !fits(m->worker_id, ZT_WORKER_ID_MAX))
+        return "worker_id: 1 to 191 bytes are allowed";
+    if (!m->host[0] || !fits(m->host, ZT_HOST_MAX))
+        return "host: 1 to 127 bytes are allowed";
+    if (!m->device[0] || !fits(m->device, 15))
+        return "device: 1 to 15 bytes are allowed";
+    if (m->incarnation.len != sizeof(struct zt_incarnation))
+        return "incarnation: 16 bytes are required";
+    if (m->capacity_bytes > INT64_MAX)
+        return "capacity_bytes: out of range";
+    return NULL;
+}
+
+static const char *bad_place(const char *run_id, uint32_t rank)
+{
+    if (!run_id[0] || strlen(run_id) > ZT_RUN_ID_MAX)
+        return "run_id: 1 to 31 bytes are allowed";
+    if (rank >= ZT_MACHINE_WORLD_MAX)
+        return "rank: out of range";
+    return NULL;
+}
+
+static void on_register(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__Register *m = env->register_worker;
+    const char *bad = bad_register(m);
+    if (!bad && m->run_id && m->run_id[0])
+        bad = bad_place(m->run_id, m->rank);
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    snprintf(s->worker_id, sizeof s->worker_id, "%s", m->worker_id);
+    memcpy(s->incarnation.bytes, m->incarnation.data, sizeof s->incarnation.bytes);
+    s->registered = true;
+    struct zt_event ev = { .kind = ZT_EV_REGISTER };
+    ev.at = (struct zt_on_child){ m->run_id, m->generation, (int32_t)m->rank };
+    ev.u.reg.host = m->host;
+    ev.u.reg.device = m->device;
+    ev.u.reg.version = m->version ? m->version : "";
+    ev.u.reg.isa = m->isa ? m->isa : "";
+    ev.u.reg.backend = m->backend ? m->backend : "";
+    ev.u.reg.address = m->address ? m->address : "";
+    ev.u.reg.capacity_bytes = (int64_t)m->capacity_bytes;
+    ev.u.reg.threads = m->threads;
+    ev.u.reg.pid = m->pid;
+    ev.u.reg.phase = m->has_phase ? (enum zt_trainer_phase)m->phase : ZT_TP_NONE;
+    ev.u.reg.step = m->has_step ? m->step : -1;
+    step(sh, s, env, &ev, false);
+}
+
+/* What takes long by nature: its silence is judged by the first step's limit. */
+static enum zt_activity activity_of(const char *text)
+{
+    static const char *const slow[] = { "eval", "save", "load", "init", "checkpoint" };
+    for (size_t i = 0; text && i < sizeof slow / sizeof slow[0]; i++)
+        if (strcmp(text, slow[i]) == 0)
+            return ZT_ACT_LONG;
+    return ZT_ACT_STEP;
+}
+
+static void on_beat(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__Beat *m = env->beat;
+    const char *bad = m->run_id && m->run_id[0] ? bad_place(m->run_id, m->rank) : NULL;
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    struct zt_event ev = { .kind = ZT_EV_BEAT };
+    ev.at = (struct zt_on_child){ m->run_id, m->generation, (int32_t)m->rank };
+    ev.u.beat.seq = m->seq;
+    ev.u.beat.phase = m->has_phase ? (enum zt_trainer_phase)m->phase : ZT_TP_NONE;
+    ev.u.beat.step = m->has_step ? m->step : -1;
+    ev.u.beat.progress_age_ms = m->has_progress_age_ms ? m->progress_age_ms : -1;
+    ev.u.beat.activity = activity_of(m->activity);
+    ev.u.beat.draining = m->has_draining && m->draining;
+    step(sh, s, env, &ev, false);
+}
+
+static const char *bad_steps(const Zt__ReportSteps *m, const struct zt_session *s)
+{
+    if (m->incarnation.len != sizeof s->incarnation.bytes ||
+        memcmp(m->incarnation.data, s->incarnation.bytes, sizeof s->incarnation.bytes) != 0)
+        return "incarnation: not the one this connection registered with";
+    for (size_t i = 0; i < m->n_steps; i++) {
+        const Zt__StepReport *a = m->steps[0], *r = m->steps[i];
+        if (r->rank != a->rank || r->generation != a->generation)
+            return "a batch holds the steps of one rank in one generation";
+        if (r->step < 1 || r->step > INT64_MAX / 2 || r->step != a->step + (int64_t)i)
+            return "the steps of a batch ascend from 1 or more without a gap";
+    }
+    return NULL;
+}
+
+static void on_steps(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__ReportSteps *m = env->report_steps;
+    const char *bad = bad_steps(m, s);
+    if (!bad && m->n_steps > 0)
+        bad = bad_place(m->run_id, m->steps[0]->rank);
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    if (m->n_steps == 0) {
+        Zt__Ack ack = ZT__ACK__INIT;
+        Zt__Envelope reply = ZT__ENVELOPE__INIT;
+        ack.has_seq = 1;
+        ack.seq = m->seq;
+        reply.body_case = ZT__ENVELOPE__BODY_ACK;
+        reply.ack = &ack;
+        zt_answer(sh, s->id, env->request_id, &reply);
+        return;
+    }
+    const Zt__StepReport *first = m->steps[0], *last = m->steps[m->n_steps - 1];
+    struct zt_event ev = { .kind = ZT_EV_STEPS };
+    ev.at = (struct zt_on_child){ m->run_id, first->generation, (int32_t)first->rank };
+    ev.u.steps.first = first->step;
+    ev.u.steps.last = last->step;
+    ev.u.steps.step_seconds = last->has_step_seconds ? last->step_seconds : NAN;
+    ev.u.steps.seq = m->seq;
+    step(sh, s, env, &ev, true);
+}
+
+static void on_failure(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__ReportFailure *m = env->report_failure;
+    const char *bad = bad_place(m->run_id, m->rank);
+    enum zt_reason reason = (enum zt_reason)m->reason;
+    if (!bad && (reason == ZT_REASON_NONE || strncmp(zt_reason_name(reason), "UNKNOWN", 7) == 0))
+        bad = "reason: not one this coordinator knows; use the same version on both sides";
+    struct zt_error err;
+    struct zt_request *q = bad ? NULL : zt_request_new(sh, s, env, true, &err);
+    if (!q) {
+        refuse(s, env, bad ? ZT_EINVAL : ZT_EBUSY, bad ? bad : "the coordinator is short of memory; try again");
+        return;
+    }
+    if (m->oom) {
+        q->oom_bytes = zt__oom_detail__get_packed_size(m->oom);
+        q->oom = malloc(q->oom_bytes + 1);
+        if (q->oom)
+            zt__oom_detail__pack(m->oom, q->oom);
+        else
+            q->oom_bytes = 0;
+    }
+    struct zt_event ev = { .kind = ZT_EV_FAILURE, .request = q->id, .session = s->id, .worker_id = s->worker_id,
+                           .incarnation = s->incarnation };
+    ev.at = (struct zt_on_child){ m->run_id, m->generation, (int32_t)m->rank };
+    ev.u.failure.reason = reason;
+    ev.u.failure.message = m->message ? m->message : "";
+    ev.u.failure.step = m->has_step ? m->step : -1;
+    ev.u.failure.exit_code = m->has_exit_code ? m->exit_code : -1;
+    ev.u.failure.signal = m->has_signal ? m->signal : 0;
+    ev.u.failure.peer = m->has_peer ? m->peer : -1;
+    ev.u.failure.offset_ms = m->has_offset_ms ? m->offset_ms : 0;
+    zt_shell_step(sh, &ev, NULL);
+}
+
+/* RankReady, RankInComm, RankDone, ChildExited, PutCommId, GetCommId: one place and little more. */
+static void on_rank(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    struct zt_event ev = { 0 };
+    ev.at.rank = 0;
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_RANK_READY:
+        ev.kind = ZT_EV_RANK_READY;
+        ev.at = (struct zt_on_child){ env->rank_ready->run_id, env->rank_ready->generation, (int32_t)env->rank_ready->rank };
+        break;
+    case ZT__ENVELOPE__BODY_RANK_IN_COMM:
+        ev.kind = ZT_EV_RANK_IN_COMM;
+        ev.at = (struct zt_on_child){ env->rank_in_comm->run_id, env->rank_in_comm->generation, (int32_t)env->rank_in_comm->rank };
+        break;
+    case ZT__ENVELOPE__BODY_RANK_DONE:
+        ev.kind = ZT_EV_RANK_DONE;
+        ev.at = (struct zt_on_child){ env->rank_done->run_id, env->rank_done->generation, (int32_t)env->rank_done->rank };
+        ev.u.done.steps = env->rank_done->steps;
+        ev.u.done.parameter_hash = env->rank_done->parameter_hash ? env->rank_done->parameter_hash : "";
+        break;
+    case ZT__ENVELOPE__BODY_CHILD_EXITED:
+        ev.kind = ZT_EV_CHILD_EXITED;
+        ev.at = (struct zt_on_child){ env->child_exited->run_id, env->child_exited->generation, (int32_t)env->child_exited->rank };
+        ev.u.exited.exit_code = env->child_exited->has_exit_code ? env->child_exited->exit_code : -1;
+        ev.u.exited.signal = env->child_exited->has_signal ? env->child_exited->signal : 0;
+        break;
+    case ZT__ENVELOPE__BODY_PUT_COMM_ID:
+        ev.kind = ZT_EV_COMM_PUT;
+        ev.at = (struct zt_on_child){ env->put_comm_id->run_id, env->put_comm_id->generation, -1 };
+        ev.u.comm.group = env->put_comm_id->group;
+        ev.u.comm.index = env->put_comm_id->index;
+        ev.u.comm.id = env->put_comm_id->id.data;
+        ev.u.comm.bytes = env->put_comm_id->id.len;
+        break;
+    default:
+        ev.kind = ZT_EV_COMM_GET;
+        ev.at = (struct zt_on_child){ env->get_comm_id->run_id, env->get_comm_id->generation, -1 };
+        ev.u.comm.group = env->get_comm_id->group;
+        ev.u.comm.index = env->get_comm_id->index;
+        break;
+    }
+    const char *bad = bad_place(ev.at.run_id, ev.at.rank < 0 ? 0 : (uint32_t)ev.at.rank);
+    if (!bad && (ev.kind == ZT_EV_COMM_PUT || ev.kind == ZT_EV_COMM_GET) && !fits(ev.u.comm.group, ZT_COMM_GROUP_MAX))
+        bad = "group: at most 31 bytes are allowed";
+    if (!bad && ev.kind == ZT_EV_COMM_PUT && (ev.u.comm.bytes == 0 || ev.u.comm.bytes > ZT_COMM_ID_BYTES))
+        bad = "id: 1 to 128 bytes are allowed";
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    step(sh, s, env, &ev, ev.kind == ZT_EV_COMM_GET);
+}
+
+/* ------------------------------------------------------------------------------ logs and events of workers */
+struct store_wait { struct zt_shell *sh; uint64_t session, wire_id; bool log; };
+
+static void on_stored(void *arg, const struct zt_commit *c)
+{
+    struct store_wait *w = arg;
+    Zt__LogAck log = ZT__LOG_ACK__INIT;
+    Zt__Ack ack = ZT__ACK__INIT;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    if (c->code) {
+        zt_answer_error(w->sh, w->session, w->wire_id, c->code, c->message);
+    } else {
+        log.offset = c->log_next;
+        env.body_case = w->log ? ZT__ENVELOPE__BODY_LOG_ACK : ZT__ENVELOPE__BODY_ACK;
+        if (w->log)
+            env.log_ack = &log;
+        else
+            env.ack = &ack;
+        zt_answer(w->sh, w->session, w->wire_id, &env);
+    }
+    free(w);
+}
+
+static void store(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env, struct zt_batch *b, bool log)
+{
+    struct zt_error err;
+    struct store_wait *w = malloc(sizeof *w);
+    if (!b || !w) {
+        zt_batch_free(b);
+        free(w);
+        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        return;
+    }
+    *w = (struct store_wait){ sh, s->id, env->request_id, log };
+    if (zt_store_submit(sh->store, b, ZT_HURRY_NO, false, on_stored, w, &err)) {
+        free(w);
+        refuse(s, env, err.code, err.msg);
+    }
+}
+
+static void on_log(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__LogAppend *m = env->log_append;
+    const char *bad = bad_place(m->run_id, m->rank);
+    if (!bad && (m->data.len > LOG_PIECE_MAX || m->offset > INT64_MAX / 4))
+        bad = "a log piece holds at most 512 KiB at an offset below 2^61";
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    struct zt_batch *b = zt_batch_new();
+    if (b)
+        zt_batch_log(b, m->run_id, m->generation, m->rank, m->offset, m->has_err && m->err, m->data.data, m->data.len,
+                     zt_shell_wall_ms());
+    store(sh, s, env, b, true);
+}
+
+static bool newest_generation(struct zt_shell *sh, const char *run_id, uint32_t *generation)
+{
+    int n = zt_machine_runs(sh->machine);
+    struct zt_run_view v;
+    for (int i = 0; i < n; i++) {
+        zt_machine_run_at(sh->machine, i, &v);
+        if (strcmp(v.run_id, run_id) == 0) {
+            *generation = v.generation;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void on_event(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__ReportEvent *m = env->report_event;
+    const char *bad = bad_place(m->run_id, m->rank);
+    struct zt_row_event e = { .at_ms = zt_shell_wall_ms(), .generation = m->generation, .rank = (int32_t)m->rank };
+    uint32_t newest = 0;
+    if (!bad && (!m->kind[0] || strlen(m->kind) >= sizeof e.kind || strspn(m->kind, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(m->kind)))
+        bad = "kind: 1 to 31 of A-Z, 0-9 and _ are allowed";
+    if (!bad && m->has_seq && m->seq > INT64_MAX)
+        bad = "seq: out of range";
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    if (!newest_generation(sh, m->run_id, &newest)) {
+        refuse(s, env, ZT_ENOTFOUND, "no such live run");
+        return;
+    }
+    if (m->generation != newest) {
+        refuse(s, env, ZT_CODE_STALE, "this generation has ended");
+        return;
+    }
+    snprintf(e.run_id, sizeof e.run_id, "%s", m->run_id);
+    snprintf(e.worker_id, sizeof e.worker_id, "%s", s->worker_id);
+    snprintf(e.kind, sizeof e.kind, "%s", m->kind);
+    snprintf(e.actor, sizeof e.actor, "worker");
+    snprintf(e.message, sizeof e.message, "%.767s", m->message);
+    e.level = m->has_level && m->level <= 3 ? (int)m->level : 1;
+    struct zt_batch *b = zt_batch_new();
+    if (b)
+        zt_batch_event(b, &e, m->has_seq ? (int64_t)m->seq : -1);
+    store(sh, s, env, b, false);
+}
+
+/* ------------------------------------------------------------------------------ submit */
+/* 26 characters: 48 bits of milliseconds, 80 random bits, so that ids sort by time. */
+static int make_run_id(char out[ZT_RUN_ID_MAX + 1], struct zt_error *err)
+{
+    static const char digit[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+    uint8_t random[10];
+    if (zt_sys_posix.random(zt_sys_posix.arg, random, sizeof random))
+        return zt_fail(err, ZT_EIO, "the system gives no random bytes");
+    uint64_t ms = (uint64_t)zt_shell_wall_ms();
+    for (int i = 9; i >= 0; i--, ms >>= 5)
+        out[i] = digit[ms & 31];
+    for (int half = 0; half < 2; half++) {
+        uint64_t v = 0;
+        for (int i = 0; i < 5; i++)
+            v = v << 8 | random[half * 5 + i];
+        for (int i = 7; i >= 0; i--, v >>= 5)
+            out[10 + half * 8 + i] = digit[v & 31];
+    }
+    out[26] = 0;
+    return 0;
+}
+
+static char *overrides_json(const Zt__Submit *m)
+{
+    json_t *j = json_array();
+    for (size_t i = 0; j && i < m->n_overrides; i++)
+        json_array_append_new(j, json_string(m->overrides[i]));
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    return text;
+}
+
+static int fill_blobs(struct zt_request *q, const struct zt_spec *spec, struct zt_error *err)
+{
+    const Zt__Submit *m = q->env->submit;
+    q->normalised = zt_spec_normalise(spec);
+    q->overrides = overrides_json(m);
+    q->hash = strdup(spec->normalised_hash);
+    q->mode = strdup(zt_mode_name(spec->parallelism.mode));
+    if (!q->normalised || !q->overrides || !q->hash || !q->mode)
+        return zt_fail(err, ZT_EBUSY, "the coordinator is short of memory; try again");
+    q->run = (struct zt_run_blobs){ .run_yaml = m->run_yaml.data, .run_yaml_bytes = m->run_yaml.len, .file = m->file,
+                                    .normalised = q->normalised, .hash = q->hash, .mode = q->mode, .overrides = q->overrides,
+                                    .plan = m->has_plan ? m->plan.data : NULL, .plan_bytes = m->has_plan ? m->plan.len : 0,
+                                    .per_rank_keep = spec->metrics.per_rank_keep,
+                                    .warmup_steps = spec->metrics.warmup_steps, .max_restarts = spec->restart.max_restarts };
+    return 0;
+}
+
+static const char *bad_submit(const Zt__Submit *m)
+{
+    if (m->request_key.len != 16)
+        return "request_key: 16 random bytes are required";
+    if (m->run_yaml.len > ZT_SPEC_MAX_BYTES)
+        return "the run file is larger than 256 KiB";
+    if (m->n_overrides > OVERRIDES_MAX)
+        return "more than 128 overrides (--set)";
+    if (m->file[0] == 0 || strlen(m->file) > ZT_PATH_MAX)
+        return "file: 1 to 1024 bytes are allowed";
+    if (m->name && m->name[0] && !zt_run_name_valid(m->name))
+        return "name: [a-z0-9][a-z0-9._-]{0,62} is allowed";
+    if (m->has_workers && m->workers > ZT_MACHINE_WORLD_MAX)
+        return "workers: a run may have at most 1024";
+    return NULL;
+}
+
+/* Checked again although zctl has: a client of another version, or none of ours, gets the same answer. */
+static int check_submit(struct zt_request *q, struct zt_spec *spec, struct zt_run_config *config, char *name, size_t name_size,
+                        struct zt_error *err)
+{
+    const Zt__Submit *m = q->env->submit;
+    const char *bad = bad_submit(m);
+    if (bad)
+        return zt_fail(err, ZT_EINVAL, "%s", bad);
+    if (zt_spec_parse((const char *)m->run_yaml.data, m->run_yaml.len, m->file, (const char *const *)m->overrides,
+                      (int)m->n_overrides, spec, err))
+        return err->code;
+    int code = zt_run_config_from_spec(spec, m->has_workers ? (int)m->workers : 0, m->file, config, err);
+    snprintf(name, name_size, "%s", m->name && m->name[0] ? m->name : spec->name);
+    if (!code && !zt_run_name_valid(name))
+        code = zt_fail(err, ZT_EINVAL, "%s: name: the run has no name: give `name:` in the file", m->file);
+    if (!code)
+        code = fill_blobs(q, spec, err);
+    zt_spec_free(spec);
+    return code;
+}
+
+static void on_submit(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    struct zt_error err = { 0 };
+    struct zt_row_event audit;
+    struct zt_run_config config;
+    char name[ZT_RUN_NAME_MAX + 1], run_id[ZT_RUN_ID_MAX + 1];
+    struct zt_request *q = zt_request_new(sh, s, env, true, &err);
+    struct zt_spec *spec = malloc(sizeof *spec);
+    if (!q || !spec) {
+        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        goto refused;
+    }
+    memset(spec, 0, sizeof *spec);
+    if (check_submit(q, spec, &config, name, sizeof name, &err) || make_run_id(run_id, &err)) {
+        refuse(s, env, err.code, err.msg);
+        goto refused;
+    }
+    zt_audit(sh, &audit, s, "submit", "", "name %s, %zu bytes, spec %s", name, q->run.run_yaml_bytes, q->hash);
+    struct zt_event ev = { .kind = ZT_EV_SUBMIT, .request = q->id };
+    ev.u.submit.key = q->env->submit->request_key.data;
+    ev.u.submit.run_id = run_id;
+    ev.u.submit.name = name;
+    ev.u.submit.config = &config;
+    zt_shell_step(sh, &ev, &audit);
+    free(spec);
+    return;
+refused:
+    if (q)
+        zt_request_end(sh, q->id);
+    free(spec);
+}
+
+/* ------------------------------------------------------------------------------ cancel, shutdown */
+static void on_cancel(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    if (env->cancel->request_key.len != 16) {
+        refuse(s, env, ZT_EINVAL, "request_key: 16 random bytes are required");
+        return;
+    }
+    zt_readers_submit(sh->readers, s, env); /* comes back in zt_dispatch_cancel */
+}
+
+void zt_dispatch_cancel(struct zt_shell *sh, uint64_t session, const Zt__Envelope *env, const struct zt_run_ref *ref)
+{
+    struct zt_error err;
+    struct zt_row_event audit;
+    struct zt_session *s = zt_session_find(sh, session);
+    if (!s || !s->peer || sh->stopping)
+        return; /* the client is gone and will ask again with the same key, or not */
+    struct zt_request *q = zt_request_new(sh, s, env, false, &err);
+    if (!q) {
+        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        return;
+    }
+    bool now = env->cancel->has_now && env->cancel->now;
+    zt_audit(sh, &audit, s, "cancel", ref->run_id, "%s%s", ref->name, now ? ", at once" : "");
+    struct zt_event ev = { .kind = ZT_EV_CANCEL, .request = q->id };
+    ev.u.cancel.key = env->cancel->request_key.data;
+    ev.u.cancel.run_id = ref->run_id;
+    ev.u.cancel.stored = ref->state;
+    ev.u.cancel.now = now;
+    zt_shell_step(sh, &ev, &audit);
+}
+
+struct stop_wait { struct zt_shell *sh; uint64_t session, wire_id; };
+
+static void on_audited(void *arg, const struct zt_commit *c)
+{
+    struct stop_wait *w = arg;
+    (void)c; /* a coordinator that cannot write may still be told to stop */
+    Zt__Ack ack = ZT__ACK__INIT;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    env.body_case = ZT__ENVELOPE__BODY_ACK;
+    env.ack = &ack;
+    zt_answer(w->sh, w->session, w->wire_id, &env);
+    zt_shell_stop(w->sh, 0, "a client asked for it");
+    free(w);
+}
+
+static void on_shutdown(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    struct zt_error err;
+    struct zt_row_event e;
+    struct stop_wait *w = malloc(sizeof *w);
+    struct zt_batch *b = zt_batch_new();
+    zt_audit(sh, &e, s, "shutdown", "", "the coordinator stops");
+    if (b)
+        zt_batch_event(b, &e, -1);
+    if (!w || !b) {
+        zt_batch_free(b);
+        free(w);
+        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        return;
+    }
+    *w = (struct stop_wait){ sh, s->id, env->request_id };
+    if (zt_store_submit(sh->store, b, ZT_HURRY_YES, false, on_audited, w, &err))
+        on_audited(w, NULL);
+}
+
+/* ------------------------------------------------------------------------------ one message */
+static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    if (zt_peer_role(s->peer) != ZT__ROLE__ROLE_WORKER) {
+        refuse(s, env, ZT_EAUTH, "only a worker may send this");
+        return;
+    }
+    if (env->body_case == ZT__ENVELOPE__BODY_REGISTER_WORKER) {
+        on_register(sh, s, env);
+        return;
+    }
+    if (!s->registered) {
+        refuse(s, env, ZT_EINVAL, "send Register first: this connection has not said which worker it is");
+        return;
+    }
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_BEAT: on_beat(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_REPORT_STEPS: on_steps(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_REPORT_FAILURE: on_failure(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_LOG_APPEND: on_log(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_REPORT_EVENT: on_event(sh, s, env); break;
+    default: on_rank(sh, s, env); break;
+    }
+}
+
+static void from_client(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    if (zt_peer_role(s->peer) != ZT__ROLE__ROLE_CLIENT) {
+        refuse(s, env, ZT_EAUTH, "only a client may send this");
+        return;
+    }
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_SUBMIT: on_submit(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_CANCEL: on_cancel(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_SHUTDOWN: on_shutdown(sh, s, env); break;
+    default: zt_readers_submit(sh->readers, s, env); break;
+    }
+}
+
+void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    if (sh->stopping) {
+        refuse(s, env, ZT_EBUSY, "the coordinator is stopping");
+        return;
+    }
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_REGISTER_WORKER: case ZT__ENVELOPE__BODY_BEAT: case ZT__ENVELOPE__BODY_RANK_READY:
+    case ZT__ENVELOPE__BODY_RANK_IN_COMM: case ZT__ENVELOPE__BODY_PUT_COMM_ID: case ZT__ENVELOPE__BODY_GET_COMM_ID:
+    case ZT__ENVELOPE__BODY_REPORT_STEPS: case ZT__ENVELOPE__BODY_REPORT_FAILURE: case ZT__ENVELOPE__BODY_RANK_DONE:
+    case ZT__ENVELOPE__BODY_LOG_APPEND: case ZT__ENVELOPE__BODY_REPORT_EVENT: case ZT__ENVELOPE__BODY_CHILD_EXITED:
+        from_worker(sh, s, env);
+        break;
+    case ZT__ENVELOPE__BODY_SUBMIT: case ZT__ENVELOPE__BODY_CANCEL: case ZT__ENVELOPE__BODY_SHUTDOWN:
+    case ZT__ENVELOPE__BODY_LIST_RUNS: case ZT__ENVELOPE__BODY_GET_RUN: case ZT__ENVELOPE__BODY_GET_METRICS:
+    case ZT__ENVELOPE__BODY_GET_MEMORY: case ZT__ENVELOPE__BODY_GET_LOGS: case ZT__ENVELOPE__BODY_GET_EVENTS:
+    case ZT__ENVELOPE__BODY_LIST_WORKERS: case ZT__ENVELOPE__BODY_GET_STATUS:
+        from_client(sh, s, env);
+        break;
+    default:
+        refuse(s, env, -(int)ZT__CODE__UNIMPLEMENTED, "zcoord does not answer this message");
+        break;
+    }
+}
+
+void zt_dispatch_closed(struct zt_shell *sh, uint64_t session)
+{
+    zt_requests_drop_waiting(sh, session);
+    if (sh->stepping) { /* while replies are written: the machine hears of it right after */
+        if (sh->n_closed == sh->cap_closed) {
+            size_t cap = sh->cap_closed ? sh->cap_closed * 2 : 16;
+            uint64_t *more = realloc(sh->closed, cap * sizeof *more);
+            if (!more)
+                return; /* its beats stop, which is found out as well */
+            sh->closed = more;
+            sh->cap_closed = cap;
+        }
+        sh->closed[sh->n_closed++] = session;
+        return;
+    }
+    struct zt_event ev = { .kind = ZT_EV_DISCONNECTED, .session = session };
+    zt_shell_step(sh, &ev, NULL);
+}
