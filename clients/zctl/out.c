@@ -163,6 +163,7 @@ int zt_print_table(FILE *out, const json_t *rows, const struct zt_column *column
     int rc = t ? 0 : ZT_ENOMEM;
     if (rc == 0) {
         scols_table_set_stream(t, out);
+        scols_table_enable_noencoding(t, 1); /* cells are escaped already */
         scols_table_set_column_separator(t, "  ");
         rc = fill_table(t, rows, columns);
     }

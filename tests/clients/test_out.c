@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is printed: escaping for terminals, cells, tables, CSV, and the four formats of one list. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include "clients/zctl/out.h"
+
+static void expect_escape(const char *in, size_t n, bool tabs, const char *want) {
+    char *got = zt_escape(in, n, tabs);
+    cr_assert_str_eq(got, want);
+    free(got);
+}
+
+Test(out, escapes_what_a_terminal_would_act_on) {
+    expect_escape("plain text", 10, false, "plain text");
+    expect_escape("\033[2J\033]0;title\007", 14, false, "\\x1b[2J\\x1b]0;title\\x07");
+    expect_escape("a\tb\n", 4, true, "a\tb\\x0a");
+    expect_escape("a\tb", 3, false, "a\\x09b");
+    expect_escape("a\0b", 3, false, "a\\x00b");
+    expect_escape("\x7f", 1, false, "\\x7f");
+    expect_escape("\xc2\x9b[1m", 5, false, "\\x9b[1m"); /* CSI as one character */
+    expect_escape("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x99\x82", 14, false,
+                  "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x99\x82");
+    expect_escape("\xe2\x80\xae" "evil", 7, false, "\\u202eevil"); /* right-to-left override */
+    expect_escape("\xff\xc3", 2, false, "\\xff\\xc3");             /* not UTF-8 */
+    expect_escape("\xc0\x80", 2, false, "\\xc0\\x80");             /* overlong NUL */
+    expect_escape("\xed\xa0\x80", 3, false, "\\xed\\xa0\\x80");    /* surrogate */
+}
+
+static const struct zt_column columns[] = {
+    {"NAME", "name", ZT_CELL_TEXT, 0},
+    {"LOSS", "loss", ZT_CELL_FIXED, 4},
+    {"TOKENS", "tokens", ZT_CELL_COUNT, 0},
+    {"BYTES", "mem.bytes", ZT_CELL_BYTES, 0},
+    {"SHARE", "share", ZT_CELL_SHARE, 0},
+    {NULL, NULL, ZT_CELL_TEXT, 0},
+};
+
+static json_t *two_rows(void) {
+    json_t *rows = json_loads("[{\"name\": \"a\\u001b[1m\", \"loss\": 2.5, \"tokens\": 1234567,"
+                              "  \"mem\": {\"bytes\": 1048576}, \"share\": 0.078},"
+                              " {\"name\": \"b,\\\"c\\\"\", \"loss\": null, \"tokens\": 0,"
+                              "  \"mem\": {\"bytes\": 512}, \"share\": null}]",
+                              0, NULL);
+    cr_assert(rows);
+    return rows;
+}
+
+static char *print(enum zt_format format) {
+    struct zt_options o = {.format = format};
+    struct zt_error err;
+    char *text = NULL;
+    size_t n = 0;
+    json_t *rows = two_rows(), *json = json_object();
+    json_object_set_new(json, "list", rows);
+    FILE *f = open_memstream(&text, &n);
+    cr_assert_eq(zt_print_rows(f, &o, json, rows, columns, &err), 0, "%s", err.msg);
+    fclose(f);
+    json_decref(json);
+    return text;
+}
+
+Test(out, table) {
+    char *text = print(ZT_FORMAT_TABLE);
+    cr_assert_str_eq(text, "NAME      LOSS     TOKENS     BYTES  SHARE\n"
+                           "a\\x1b[1m  2.5000  1,234,567  1.00 MiB  7.8 %\n"
+                           "b,\"c\"          -          0     512 B      -\n");
+    free(text);
+}
+
+Test(out, csv) {
+    char *text = print(ZT_FORMAT_CSV);
+    cr_assert_str_eq(text, "name,loss,tokens,mem.bytes,share\n"
+                           "a\033[1m,2.5,1234567,1048576,0.078\n"
+                           "\"b,\"\"c\"\"\",,0,512,\n");
+    free(text);
+}
+
+Test(out, json_and_lines) {
+    char *text = print(ZT_FORMAT_JSON);
+    json_t *o = json_loads(text, 0, NULL);
+    cr_assert_eq(json_array_size(json_object_get(o, "list")), 2);
+    cr_assert_eq(json_integer_value(zt_json_at(json_array_get(json_object_get(o, "list"), 0), "mem.bytes")),
+                 1048576);
+    cr_assert_null(zt_json_at(json_array_get(json_object_get(o, "list"), 1), "loss"));
+    cr_assert_null(zt_json_at(json_array_get(json_object_get(o, "list"), 1), "mem.no"));
+    json_decref(o);
+    free(text);
+    text = print(ZT_FORMAT_JSONL);
+    int lines = 0;
+    for (char *l = strtok(text, "\n"); l; l = strtok(NULL, "\n"), lines++) {
+        o = json_loads(l, 0, NULL);
+        cr_assert(json_is_object(o), "%s", l);
+        json_decref(o);
+    }
+    cr_assert_eq(lines, 2);
+    free(text);
+}
+
+Test(out, color) {
+    struct zt_options o = {.color = ZT_COLOR_ALWAYS};
+    cr_assert(zt_color_on(&o, stdout));
+    o.color = ZT_COLOR_NEVER;
+    cr_assert_not(zt_color_on(&o, stdout));
+    o.color = ZT_COLOR_AUTO;
+    FILE *f = tmpfile(); /* no terminal */
+    cr_assert_not(zt_color_on(&o, f));
+    fclose(f);
+    cr_assert_str_eq(zt_state_color("FAILED", false), "");
+    cr_assert_str_neq(zt_state_color("FAILED", true), "");
+}
