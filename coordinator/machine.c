@@ -1,54 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coordinator/machine.c: the machine's frame: tables, effects, dispatch, invariants. Its rules live in
- * machine_run.c (runs), machine_place.c (scheduler), machine_worker.c (workers), machine_recover.c (a start).
- * Ownership and thread rule: machine.h.
+/* coordinator/machine.c: the machine's frame: tables, effects, dispatch, invariants. Its rules live
+ * in machine_run.c (runs), machine_place.c (scheduler), machine_worker.c (workers),
+ * machine_recover.c (a start). Ownership and thread rule: machine.h.
  *
- * Invariants. zt_machine_check asserts those that one state can show (*); the simulation asserts the rest
- * over histories.
- *  1* A run has at most one live generation, and each formation uses a number above every one used before,
- *     stored by us or presented by a worker.
- *  2  Generation and allocation are durable before any worker is told START.
- *  3* A worker's lease belongs to at most one run; lease and rank point at each other.
- *  4  Nothing said for an older generation or by an older incarnation changes a run.
- *  5  An answer to a mutating request leaves only when all that was written before it is durable.
- *  6  A worker is leased again only after a positive word that its trainer is gone: ChildExited, a new
- *     incarnation, a fresh registration without a child. A lost or quarantined worker is not leased at all.
- *  7* A run ends in exactly one terminal state. SUCCEEDED needs every rank done, at the same step with the same
- *     parameter hash, and every step row durable.
- *  8  The first failure of a generation is its cause, unless it is a consequence (PEER_LOST, COMM_TIMEOUT) and
- *     a cause arrives within cause_ms. Nothing un-fails a generation.
- *  9* No two runs that have not ended share a name.
- * 10  An acknowledged cancel of a run that had not ended ends it CANCELLED.
- * 11* A communicator id is written once per (run, generation, group, index); it is a secret, lives in memory only
- *     and goes when the run is RUNNING or its generation ends.
- * 12  A pause of the coordinator is nobody's silence: time limits count active time only, and no worker is
+ * Invariants. zt_machine_check asserts those that one state can show (*); the simulation asserts
+ * the rest over histories. 1* A run has at most one live generation, and each formation uses a
+ * number above every one used before, stored by us or presented by a worker. 2  Generation and
+ * allocation are durable before any worker is told START. 3* A worker's lease belongs to at most
+ * one run; lease and rank point at each other. 4  Nothing said for an older generation or by an
+ * older incarnation changes a run. 5  An answer to a mutating request leaves only when all that was
+ * written before it is durable. 6  A worker is leased again only after a positive word that its
+ * trainer is gone: ChildExited, a new incarnation, a fresh registration without a child. A lost or
+ * quarantined worker is not leased at all. 7* A run ends in exactly one terminal state. SUCCEEDED
+ * needs every rank done, at the same step with the same parameter hash, and every step row durable.
+ *  8  The first failure of a generation is its cause, unless it is a consequence (PEER_LOST,
+ * COMM_TIMEOUT) and a cause arrives within cause_ms. Nothing un-fails a generation. 9* No two runs
+ * that have not ended share a name. 10  An acknowledged cancel of a run that had not ended ends it
+ * CANCELLED. 11* A communicator id is written once per (run, generation, group, index); it is a
+ * secret, lives in memory only and goes when the run is RUNNING or its generation ends. 12  A pause
+ * of the coordinator is nobody's silence: time limits count active time only, and no worker is
  *     declared lost or hung within lost_ms after a pause.
  *
  * Runs. Arrows name the functions that take them.
  *
- *   SUBMITTED/QUEUED --allocate--> ALLOCATING --mc_committed_run--> STARTING --mc_check_progressed--> FORMING
- *    |  ^(mc_on_submit)                |                               |                                |
- *    |  |                              +----------mc_begin_stop--------+--------------------------------+
- *    |  |                              |                                                mc_check_progressed
- *    |  |                              v                                                               v
- *    |  |      +-stop_complete----- STOPPING <------------------mc_begin_stop---------------------- RUNNING
- *    |  |      v                       |     ^                                                         |
- *    |  |  RESTARTING --allocate-->    |     +--mc_begin_stop-- COMPLETING <---mc_check_progressed-----+
- *    |  |  (as QUEUED, after backoff)  |                            |
+ *   SUBMITTED/QUEUED --allocate--> ALLOCATING --mc_committed_run--> STARTING
+ * --mc_check_progressed--> FORMING |  ^(mc_on_submit)                | | | |  |
+ * +----------mc_begin_stop--------+--------------------------------+ |  | | mc_check_progressed |
+ * |                              v                                                               v
+ *    |  |      +-stop_complete----- STOPPING <------------------mc_begin_stop----------------------
+ * RUNNING |  |      v                       |     ^ | |  |  RESTARTING --allocate-->    |
+ * +--mc_begin_stop-- COMPLETING <---mc_check_progressed-----+ |  |  (as QUEUED, after backoff)  | |
  *    |  |                        stop_complete              mc_check_progressed
  *    |  |                              v                            v
- *    +--+--mc_on_cancel--> CANCELLED / FAILED                  SUCCEEDED --free_if_over--> (forgotten)
+ *    +--+--mc_on_cancel--> CANCELLED / FAILED                  SUCCEEDED --free_if_over-->
+ * (forgotten)
  *
  *   mc_on_start: RUNNING, COMPLETING -> RECOVERING --mc_check_progressed (all back)--> RUNNING
  *                                                  --mc_tick_run (grace over)--------> STOPPING
  *                ALLOCATING, STARTING, FORMING -> STOPPING (COORDINATOR_RESTART)
  *
- * Workers: mc_worker_state computes the state from the lease, the rank and the worker's own last word.
+ * Workers: mc_worker_state computes the state from the lease, the rank and the worker's own last
+ * word.
  *
- *   CONNECTING --mc_on_register--> IDLE --allocate--> RESERVED --beat/READY--> STARTING, READY, IN_COMM, RUNNING
- *      IDLE <--mc_unbind (stop_complete, free_if_over)-- STOPPING <--mc_begin_stop-- any of these
- *      RECLAIMING: holds a child no live generation owns; ABORT until ChildExited, then IDLE
- *      LOST <--mc_tick_worker--; back by any beat.  QUARANTINED <--mc_tick_run (reap over)--; back by ChildExited */
+ *   CONNECTING --mc_on_register--> IDLE --allocate--> RESERVED --beat/READY--> STARTING, READY,
+ * IN_COMM, RUNNING IDLE <--mc_unbind (stop_complete, free_if_over)-- STOPPING <--mc_begin_stop--
+ * any of these RECLAIMING: holds a child no live generation owns; ABORT until ChildExited, then
+ * IDLE LOST <--mc_tick_worker--; back by any beat.  QUARANTINED <--mc_tick_run (reap over)--; back
+ * by ChildExited */
 #include "coordinator/machine_internal.h"
 
 #include <stdarg.h>
@@ -64,26 +62,41 @@ int zt_machine_plant = MC_PLANT_NONE;
 
 const char *zt_run_state_name(enum zt_run_state s) {
     switch (s) {
-    case ZT_RUN_SUBMITTED: return "SUBMITTED";
-    case ZT_RUN_QUEUED: return "QUEUED";
-    case ZT_RUN_ALLOCATING: return "ALLOCATING";
-    case ZT_RUN_STARTING: return "STARTING";
-    case ZT_RUN_FORMING: return "FORMING";
-    case ZT_RUN_RUNNING: return "RUNNING";
-    case ZT_RUN_COMPLETING: return "COMPLETING";
-    case ZT_RUN_STOPPING: return "STOPPING";
-    case ZT_RUN_RESTARTING: return "RESTARTING";
-    case ZT_RUN_PAUSED: return "PAUSED";
-    case ZT_RUN_RECOVERING: return "RECOVERING";
-    case ZT_RUN_SUCCEEDED: return "SUCCEEDED";
-    case ZT_RUN_FAILED: return "FAILED";
-    case ZT_RUN_CANCELLED: return "CANCELLED";
+    case ZT_RUN_SUBMITTED:
+        return "SUBMITTED";
+    case ZT_RUN_QUEUED:
+        return "QUEUED";
+    case ZT_RUN_ALLOCATING:
+        return "ALLOCATING";
+    case ZT_RUN_STARTING:
+        return "STARTING";
+    case ZT_RUN_FORMING:
+        return "FORMING";
+    case ZT_RUN_RUNNING:
+        return "RUNNING";
+    case ZT_RUN_COMPLETING:
+        return "COMPLETING";
+    case ZT_RUN_STOPPING:
+        return "STOPPING";
+    case ZT_RUN_RESTARTING:
+        return "RESTARTING";
+    case ZT_RUN_PAUSED:
+        return "PAUSED";
+    case ZT_RUN_RECOVERING:
+        return "RECOVERING";
+    case ZT_RUN_SUCCEEDED:
+        return "SUCCEEDED";
+    case ZT_RUN_FAILED:
+        return "FAILED";
+    case ZT_RUN_CANCELLED:
+        return "CANCELLED";
     }
     return "UNKNOWN";
 }
 const char *zt_worker_state_name(enum zt_worker_state s) {
-    static const char *const names[] = {"CONNECTING", "IDLE", "RESERVED", "STARTING", "READY", "IN_COMM", "RUNNING",
-                                        "STOPPING", "RECLAIMING", "LOST", "QUARANTINED"};
+    static const char *const names[] = {"CONNECTING", "IDLE",    "RESERVED",   "STARTING",
+                                        "READY",      "IN_COMM", "RUNNING",    "STOPPING",
+                                        "RECLAIMING", "LOST",    "QUARANTINED"};
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "UNKNOWN";
 }
 bool zt_run_state_terminal(enum zt_run_state s) {
@@ -103,7 +116,9 @@ void mc_copy(char *dst, size_t size, const char *src) {
 bool mc_incarnation_equal(const struct zt_incarnation *a, const struct zt_incarnation *b) {
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
-bool mc_elapsed(const struct zt_machine *m, int64_t since, int64_t ms) { return m->now - since >= ms * MC_MS; }
+bool mc_elapsed(const struct zt_machine *m, int64_t since, int64_t ms) {
+    return m->now - since >= ms * MC_MS;
+}
 
 static uint32_t hash_name(const char *s) {
     uint32_t h = 2166136261u;
@@ -125,15 +140,19 @@ static int forgettable_worker(const struct zt_machine *m) {
     int best = -1;
     for (int i = 0; i < m->n_workers; i++) {
         const struct mc_worker *w = &m->workers[i];
-        if (w->run >= 0 || w->touched || !(w->row.flags & ZT_WF_LOST) || (w->row.flags & ZT_WF_CORDONED)) continue;
+        if (w->run >= 0 || w->touched || !(w->row.flags & ZT_WF_LOST) ||
+            (w->row.flags & ZT_WF_CORDONED))
+            continue;
         if (best < 0 || w->last_beat < m->workers[best].last_beat) best = i;
     }
     return best;
 }
 int mc_add_worker(struct zt_machine *m, const char *worker_id) {
     int i = m->n_workers;
-    if (i < m->c.max_workers) m->n_workers++;
-    else if ((i = forgettable_worker(m)) < 0) return -1;
+    if (i < m->c.max_workers)
+        m->n_workers++;
+    else if ((i = forgettable_worker(m)) < 0)
+        return -1;
     bool replaced = m->workers[i].used;
     struct mc_worker *w = &m->workers[i];
     *w = (struct mc_worker){.used = true, .run = -1, .rank = -1, .told.action = -1, .step = -1};
@@ -206,7 +225,8 @@ void mc_dirty_worker(struct zt_machine *m, struct mc_worker *w) {
     mc_txn(m);
     mc_touch(m, (int)(w - m->workers));
 }
-struct zt_fx_reply *mc_reply(struct zt_machine *m, const struct zt_event *ev, int code, bool durable) {
+struct zt_fx_reply *mc_reply(struct zt_machine *m, const struct zt_event *ev, int code,
+                             bool durable) {
     if (!ev->request) return NULL;
     struct zt_fx_reply *p = &mc_emit(m, ZT_FX_REPLY)->u.reply;
     p->request = ev->request;
@@ -248,9 +268,9 @@ void zt_effects_free(struct zt_effects *fx) {
     free(fx->v);
     *fx = (struct zt_effects){0};
 }
-/* Room for the most that one step can emit, so that no allocation fails half-way through a transition. A
- * worker or rank yields at most rank, failure and worker rows, three events, a push; a run at most its rows, two
- * passes of state events and a reply. */
+/* Room for the most that one step can emit, so that no allocation fails half-way through a
+ * transition. A worker or rank yields at most rank, failure and worker rows, three events, a push;
+ * a run at most its rows, two passes of state events and a reply. */
 static int reserve(const struct zt_machine *m, const struct zt_event *ev, struct zt_effects *fx) {
     size_t need = 64 + 12 * (size_t)(m->n_workers + m->n_runs + 2) + (size_t)m->n_waiters;
     if (ev->kind == ZT_EV_START) {
@@ -267,16 +287,24 @@ static int reserve(const struct zt_machine *m, const struct zt_event *ev, struct
     return 0;
 }
 
-/* ------------------------------------------------------------------------------ the end of a step */
+/* ------------------------------------------------------------------------------ the end of a step
+ */
 static void refresh_worker(struct zt_machine *m, struct mc_worker *w) {
     enum zt_worker_state s = mc_worker_state(m, w);
     const struct mc_run *r = w->run >= 0 ? &m->runs[w->run] : NULL;
     const char *run_id = r ? r->row.run_id : "";
-    bool moved = s != w->row.state || strcmp(run_id, w->row.run_id) || (r && r->row.generation != w->row.generation);
+    bool moved = s != w->row.state || strcmp(run_id, w->row.run_id) ||
+                 (r && r->row.generation != w->row.generation);
     if (!moved && !w->dirty) return;
     if (s != w->row.state)
-        mc_event(m, (struct mc_note){.level = s >= ZT_WORKER_LOST ? 2 : 0, .kind = "WORKER_STATE", .run = r, .worker = w,
-                                     .rank = w->rank, .from = zt_worker_state_name(w->row.state), .to = zt_worker_state_name(s)},
+        mc_event(m,
+                 (struct mc_note){.level = s >= ZT_WORKER_LOST ? 2 : 0,
+                                  .kind = "WORKER_STATE",
+                                  .run = r,
+                                  .worker = w,
+                                  .rank = w->rank,
+                                  .from = zt_worker_state_name(w->row.state),
+                                  .to = zt_worker_state_name(s)},
                  "worker %s is %s", w->row.worker_id, zt_worker_state_name(s));
     w->row.state = s;
     mc_copy(w->row.run_id, sizeof w->row.run_id, run_id);
@@ -313,7 +341,8 @@ static void push_desired(struct zt_machine *m, int i) {
     struct mc_worker *w = &m->workers[i];
     struct zt_desired d;
     mc_desired(m, i, &d);
-    bool told = w->told.action == (int)d.action && w->told.generation == d.generation && !strcmp(w->told.run_id, d.run_id);
+    bool told = w->told.action == (int)d.action && w->told.generation == d.generation &&
+                !strcmp(w->told.run_id, d.run_id);
     if (told || !w->connected || i == m->reply_worker) return;
     struct zt_effect *e = mc_emit(m, ZT_FX_DESIRED);
     e->u.desired.session = w->session;
@@ -352,7 +381,8 @@ static void on_committed(struct zt_machine *m, const struct zt_event *ev) {
     if (m->store_failed) {
         m->store_failed = false;
         m->schedule = true;
-        mc_event(m, (struct mc_note){.level = 1, .kind = "STORE_OK", .rank = -1}, "the database can be written again");
+        mc_event(m, (struct mc_note){.level = 1, .kind = "STORE_OK", .rank = -1},
+                 "the database can be written again");
     }
     for (int i = 0; i < m->n_runs; i++)
         if (m->runs[i].used) mc_committed_run(m, &m->runs[i]);
@@ -384,7 +414,8 @@ static void advance(struct zt_machine *m, const struct zt_event *ev, int64_t now
     }
     m->now = now_ns - m->paused;
 }
-int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now_ns, struct zt_effects *fx) {
+int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now_ns,
+                    struct zt_effects *fx) {
     int rc = reserve(m, ev, fx);
     if (rc) return rc;
     advance(m, ev, now_ns);
@@ -396,35 +427,78 @@ int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now
         if (rc) return rc;
     } else if (!m->live && ev->kind != ZT_EV_TICK && ev->kind != ZT_EV_COMMITTED) {
         mc_refuse(m, ev, ZT_EBUSY, "the coordinator is still reading its database; try again");
-    } else switch (ev->kind) {
-    case ZT_EV_START: break;
-    case ZT_EV_TICK: on_tick(m); break;
-    case ZT_EV_COMMITTED: on_committed(m, ev); break;
-    case ZT_EV_STORE_FAILED: on_store_failed(m, ev); break;
-    case ZT_EV_DISCONNECTED: mc_on_disconnected(m, ev); break;
-    case ZT_EV_REGISTER: mc_on_register(m, ev); break;
-    case ZT_EV_BEAT: mc_on_beat(m, ev); break;
-    case ZT_EV_RANK_READY: case ZT_EV_RANK_IN_COMM: case ZT_EV_COMM_PUT: case ZT_EV_COMM_GET: case ZT_EV_STEPS:
-    case ZT_EV_FAILURE: case ZT_EV_RANK_DONE: case ZT_EV_CHILD_EXITED: mc_on_rank(m, ev); break;
-    case ZT_EV_SUBMIT: mc_on_submit(m, ev); break;
-    case ZT_EV_CANCEL: mc_on_cancel(m, ev); break;
-    case ZT_EV_WORKER_SET: mc_on_worker_set(m, ev); break;
-    }
+    } else
+        switch (ev->kind) {
+        case ZT_EV_START:
+            break;
+        case ZT_EV_TICK:
+            on_tick(m);
+            break;
+        case ZT_EV_COMMITTED:
+            on_committed(m, ev);
+            break;
+        case ZT_EV_STORE_FAILED:
+            on_store_failed(m, ev);
+            break;
+        case ZT_EV_DISCONNECTED:
+            mc_on_disconnected(m, ev);
+            break;
+        case ZT_EV_REGISTER:
+            mc_on_register(m, ev);
+            break;
+        case ZT_EV_BEAT:
+            mc_on_beat(m, ev);
+            break;
+        case ZT_EV_RANK_READY:
+        case ZT_EV_RANK_IN_COMM:
+        case ZT_EV_COMM_PUT:
+        case ZT_EV_COMM_GET:
+        case ZT_EV_STEPS:
+        case ZT_EV_FAILURE:
+        case ZT_EV_RANK_DONE:
+        case ZT_EV_CHILD_EXITED:
+            mc_on_rank(m, ev);
+            break;
+        case ZT_EV_SUBMIT:
+            mc_on_submit(m, ev);
+            break;
+        case ZT_EV_CANCEL:
+            mc_on_cancel(m, ev);
+            break;
+        case ZT_EV_WORKER_SET:
+            mc_on_worker_set(m, ev);
+            break;
+        }
     finish_step(m);
     return 0;
 }
 
 /* ------------------------------------------------------------------------------ life */
 void zt_machine_config_default(struct zt_machine_config *c) {
-    *c = (struct zt_machine_config){.max_workers = 1024, .max_runs = 1024, .max_keys = 16384, .beat_ms = 1000, .suspect_ms = 3000,
-        .lost_ms = 5000, .orphan_ms = 60000, .reattach_ms = 60000, .cause_ms = 2000, .reap_ms = 30000, .rows_ms = 120000,
-        .exit_ms = 10000, .key_ttl_ms = 24LL * 3600 * 1000, .settle_ms = 1000, .pause_ms = 1000, .progress_floor_ms = 10000};
+    *c = (struct zt_machine_config){.max_workers = 1024,
+                                    .max_runs = 1024,
+                                    .max_keys = 16384,
+                                    .beat_ms = 1000,
+                                    .suspect_ms = 3000,
+                                    .lost_ms = 5000,
+                                    .orphan_ms = 60000,
+                                    .reattach_ms = 60000,
+                                    .cause_ms = 2000,
+                                    .reap_ms = 30000,
+                                    .rows_ms = 120000,
+                                    .exit_ms = 10000,
+                                    .key_ttl_ms = 24LL * 3600 * 1000,
+                                    .settle_ms = 1000,
+                                    .pause_ms = 1000,
+                                    .progress_floor_ms = 10000};
 }
 struct zt_machine *zt_machine_new(const struct zt_machine_config *c) {
     struct zt_machine *m = calloc(1, sizeof *m);
     if (!m) return NULL;
-    if (c) m->c = *c;
-    else zt_machine_config_default(&m->c);
+    if (c)
+        m->c = *c;
+    else
+        zt_machine_config_default(&m->c);
     size_t nw = (size_t)m->c.max_workers, nr = (size_t)m->c.max_runs;
     for (m->hash_size = 16; m->hash_size < 2 * m->c.max_workers;) m->hash_size *= 2;
     m->max_comms = 4 * m->c.max_workers + 64;
@@ -440,8 +514,8 @@ struct zt_machine *zt_machine_new(const struct zt_machine_config *c) {
     m->scratch = calloc(4 * nw, sizeof *m->scratch);
     m->order_buf = calloc(nw, sizeof *m->order_buf);
     m->queue = calloc(nr, sizeof *m->queue);
-    if (m->workers && m->hash && m->touched && m->runs && m->keys && m->comms && m->waiters && m->slots && m->scratch &&
-        m->order_buf && m->queue)
+    if (m->workers && m->hash && m->touched && m->runs && m->keys && m->comms && m->waiters &&
+        m->slots && m->scratch && m->order_buf && m->queue)
         return m;
     zt_machine_free(m);
     return NULL;
@@ -465,14 +539,25 @@ void zt_machine_free(struct zt_machine *m) {
 
 /* ------------------------------------------------------------------------------ looking in */
 int zt_machine_workers(const struct zt_machine *m) { return m->n_workers; }
-static void view_worker(const struct zt_machine *m, const struct mc_worker *w, int64_t now_ns, struct zt_worker_view *v) {
+static void view_worker(const struct zt_machine *m, const struct mc_worker *w, int64_t now_ns,
+                        struct zt_worker_view *v) {
     const struct mc_run *r = w->run >= 0 ? &m->runs[w->run] : NULL;
-    *v = (struct zt_worker_view){.worker_id = w->row.worker_id, .host = w->row.host, .run_id = r ? r->row.run_id : "",
-        .state = mc_worker_state(m, w), .flags = w->row.flags, .generation = r ? r->row.generation : 0, .rank = w->rank,
-        .local_rank = r ? r->ranks[w->rank].row.local_rank : -1, .phase = w->phase, .step = w->step, .connected = w->connected,
-        .beat_age_seconds = (double)(now_ns - m->paused - w->last_beat) / 1e9};
+    *v = (struct zt_worker_view){.worker_id = w->row.worker_id,
+                                 .host = w->row.host,
+                                 .run_id = r ? r->row.run_id : "",
+                                 .state = mc_worker_state(m, w),
+                                 .flags = w->row.flags,
+                                 .generation = r ? r->row.generation : 0,
+                                 .rank = w->rank,
+                                 .local_rank = r ? r->ranks[w->rank].row.local_rank : -1,
+                                 .phase = w->phase,
+                                 .step = w->step,
+                                 .connected = w->connected,
+                                 .beat_age_seconds =
+                                     (double)(now_ns - m->paused - w->last_beat) / 1e9};
 }
-void zt_machine_worker_at(const struct zt_machine *m, int i, int64_t now_ns, struct zt_worker_view *v) {
+void zt_machine_worker_at(const struct zt_machine *m, int i, int64_t now_ns,
+                          struct zt_worker_view *v) {
     view_worker(m, &m->workers[i], now_ns, v);
 }
 int zt_machine_runs(const struct zt_machine *m) {
@@ -489,16 +574,27 @@ void zt_machine_run_at(const struct zt_machine *m, int i, struct zt_run_view *v)
     const struct mc_run *r = run_at(m, i);
     *v = (struct zt_run_view){.run_id = ""};
     if (!r) return;
-    *v = (struct zt_run_view){.run_id = r->row.run_id, .name = r->row.name, .detail = r->row.detail, .state = r->row.state,
-        .reason = r->row.reason, .generation = r->row.generation, .attempt = r->row.attempt, .workers = r->row.workers,
-        .mesh = r->row.mesh, .step = r->gen_step};
+    *v = (struct zt_run_view){.run_id = r->row.run_id,
+                              .name = r->row.name,
+                              .detail = r->row.detail,
+                              .state = r->row.state,
+                              .reason = r->row.reason,
+                              .generation = r->row.generation,
+                              .attempt = r->row.attempt,
+                              .workers = r->row.workers,
+                              .mesh = r->row.mesh,
+                              .step = r->gen_step};
 }
-bool zt_machine_rank_at(const struct zt_machine *m, int run, int rank, int64_t now_ns, struct zt_worker_view *v) {
+bool zt_machine_rank_at(const struct zt_machine *m, int run, int rank, int64_t now_ns,
+                        struct zt_worker_view *v) {
     const struct mc_run *r = run_at(m, run);
     if (!r || rank < 0 || rank >= r->world) return false;
     const struct mc_rank *k = &r->ranks[rank];
-    if (k->worker >= 0) view_worker(m, &m->workers[k->worker], now_ns, v);
-    else *v = (struct zt_worker_view){.worker_id = k->row.worker_id, .host = k->row.host, .state = ZT_WORKER_LOST};
+    if (k->worker >= 0)
+        view_worker(m, &m->workers[k->worker], now_ns, v);
+    else
+        *v = (struct zt_worker_view){
+            .worker_id = k->row.worker_id, .host = k->row.host, .state = ZT_WORKER_LOST};
     v->run_id = r->row.run_id;
     v->generation = r->row.generation;
     v->rank = rank;
@@ -513,19 +609,24 @@ static const char *check_run(const struct zt_machine *m, int i) {
     const struct mc_run *r = &m->runs[i];
     bool live = !zt_run_state_terminal(r->row.state);
     if (r->row.attempt > r->row.generation) return "1: more formations than generations";
-    if (mc_run_active(r) && (r->world != r->row.workers || r->world < 1)) return "1: a live generation without its ranks";
-    if ((r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING) && r->world) return "1: ranks outside a generation";
+    if (mc_run_active(r) && (r->world != r->row.workers || r->world < 1))
+        return "1: a live generation without its ranks";
+    if ((r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING) && r->world)
+        return "1: ranks outside a generation";
     for (int k = 0; k < r->world; k++) {
         int w = r->ranks[k].worker;
-        if (r->ranks[k].row.generation != r->row.generation) return "1: a rank of another generation";
-        if (w >= 0 && (m->workers[w].run != i || m->workers[w].rank != k)) return "3: rank and lease disagree";
+        if (r->ranks[k].row.generation != r->row.generation)
+            return "1: a rank of another generation";
+        if (w >= 0 && (m->workers[w].run != i || m->workers[w].rank != k))
+            return "3: rank and lease disagree";
         if (r->row.state == ZT_RUN_SUCCEEDED &&
             (!r->ranks[k].row.done || r->ranks[k].row.done_steps != r->ranks[0].row.done_steps ||
              strcmp(r->ranks[k].row.parameter_hash, r->ranks[0].row.parameter_hash)))
             return "7: SUCCEEDED with ranks that disagree";
     }
     for (int k = 0; k < i && live; k++)
-        if (m->runs[k].used && !zt_run_state_terminal(m->runs[k].row.state) && !strcmp(m->runs[k].row.name, r->row.name))
+        if (m->runs[k].used && !zt_run_state_terminal(m->runs[k].row.state) &&
+            !strcmp(m->runs[k].row.name, r->row.name))
             return "9: two live runs share a name";
     return NULL;
 }
@@ -544,9 +645,11 @@ const char *zt_machine_check(const struct zt_machine *m) {
     for (int i = 0; i < m->n_comms; i++) {
         const struct mc_comm *a = &m->comms[i];
         enum zt_run_state s = m->runs[a->run].row.state;
-        if (!m->runs[a->run].used || (s != ZT_RUN_STARTING && s != ZT_RUN_FORMING)) return "11: a communicator id outlived its use";
+        if (!m->runs[a->run].used || (s != ZT_RUN_STARTING && s != ZT_RUN_FORMING))
+            return "11: a communicator id outlived its use";
         for (int k = 0; k < i; k++)
-            if (m->comms[k].run == a->run && m->comms[k].index == a->index && !strcmp(m->comms[k].group, a->group))
+            if (m->comms[k].run == a->run && m->comms[k].index == a->index &&
+                !strcmp(m->comms[k].group, a->group))
                 return "11: two ids under one key";
     }
     if (m->durable > m->txn) return "5: durable beyond what was written";

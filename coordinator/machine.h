@@ -25,8 +25,9 @@
  * What a worker must do (the machine relies on it, the simulation's model workers do it)
  *  - Desired is level-triggered. START(run, g): spawn a child once per (run, generation), never again after it
  *    exited or was aborted. RUN: go on. ABORT(run, g): kill that child; with no child of g alive, answer
- *    ChildExited(run, g, rank) all the same, once per new ABORT seen: a worker is handed out again only after
- *    this positive report. IDLE: have no child. EXIT: stop the supervisor.
+ *    ChildExited(run, g, rank) all the same (unless one is on its way): a worker is handed out again only
+ *    after this positive report. IDLE: start nothing (a child that must go is named by ABORT). EXIT: stop the
+ *    supervisor.
  *  - Nothing that came over an older connection is obeyed once a newer one has registered.
  *  - A child it holds is named in Register and in every beat until ChildExited of it was acknowledged.
  *  - Step reports of one rank and generation go in ascending order without gaps; a batch holds one rank of one

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coordinator/machine_place.c: which run starts next, and on which workers. Gangs are all or nothing; priority
- * first, then the order of submission. A run that could start once busy workers are free holds back those behind it,
- * so that big gangs do not starve; one that needs more workers than there are does not. Every waiting run says
- * in `detail` what it waits for. Ownership and thread rule: machine.h. */
+/* coordinator/machine_place.c: which run starts next, and on which workers. Gangs are all or
+ * nothing; priority first, then the order of submission. A run that could start once busy workers
+ * are free holds back those behind it, so that big gangs do not starve; one that needs more workers
+ * than there are does not. Every waiting run says in `detail` what it waits for. Ownership and
+ * thread rule: machine.h. */
 #include "coordinator/machine_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct census { int idle, busy, lost, held, small; }; /* held: cordoned, draining, quarantined or reclaiming */
+struct census {
+    int idle, busy, lost, held, small;
+}; /* held: cordoned, draining, quarantined or reclaiming */
 
 static bool waiting(const struct mc_run *r) {
     return r->used && (r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING);
@@ -17,7 +20,8 @@ static bool waiting(const struct mc_run *r) {
 static int by_turn(const void *a, const void *b, void *ctx) {
     const struct zt_machine *m = ctx;
     const struct mc_run *x = &m->runs[*(const int *)a], *y = &m->runs[*(const int *)b];
-    if (x->row.config.priority != y->row.config.priority) return x->row.config.priority > y->row.config.priority ? -1 : 1;
+    if (x->row.config.priority != y->row.config.priority)
+        return x->row.config.priority > y->row.config.priority ? -1 : 1;
     return x->row.order < y->row.order ? -1 : x->row.order > y->row.order;
 }
 static int queue_in_turn(struct zt_machine *m) {
@@ -40,12 +44,19 @@ static struct census count_workers(struct zt_machine *m, const struct zt_run_con
     for (int i = 0; i < m->n_workers; i++) {
         const struct mc_worker *w = &m->workers[i];
         if (!w->used || (c->device[0] && strcmp(c->device, w->row.device))) continue;
-        bool gone = (w->row.flags & ZT_WF_LOST) || !w->registered || !w->connected || mc_worker_silent(m, w);
-        if (c->memory_bytes > w->row.capacity_bytes) n.small++;
-        else if (w->run >= 0) n.busy++;
-        else if (gone) n.lost++;
-        else if ((w->row.flags & (ZT_WF_CORDONED | ZT_WF_DRAINING | ZT_WF_QUARANTINED)) || w->child.any) n.held++;
-        else m->slots[n.idle++] = (struct zt_slot){w->row.host, w->row.worker_id, i};
+        bool gone = (w->row.flags & ZT_WF_LOST) || !w->registered || !w->connected ||
+                    mc_worker_silent(m, w);
+        if (c->memory_bytes > w->row.capacity_bytes)
+            n.small++;
+        else if (w->run >= 0)
+            n.busy++;
+        else if (gone)
+            n.lost++;
+        else if ((w->row.flags & (ZT_WF_CORDONED | ZT_WF_DRAINING | ZT_WF_QUARANTINED)) ||
+                 w->child.any)
+            n.held++;
+        else
+            m->slots[n.idle++] = (struct zt_slot){w->row.host, w->row.worker_id, i};
     }
     return n;
 }
@@ -64,12 +75,14 @@ static bool mesh_for(const struct zt_run_config *c, int world, struct zt_mesh *m
     return (!open || *open > 0) && zt_mesh_world(*mesh) == world;
 }
 static bool allowed(const struct zt_run_config *c, int world) {
-    return world >= 1 && world <= ZT_MACHINE_WORLD_MAX && (c->allowed[(world - 1) / 64] >> ((world - 1) % 64) & 1);
+    return world >= 1 && world <= ZT_MACHINE_WORLD_MAX &&
+           (c->allowed[(world - 1) / 64] >> ((world - 1) % 64) & 1);
 }
 /* How many workers the run takes of `idle` ones; 0 = none fits. */
 static int world_for(const struct mc_run *r, int idle, struct zt_mesh *mesh) {
     const struct zt_run_config *c = &r->row.config;
-    if (r->row.workers > 0) { /* the first allocation fixed it: a restart computes the same numbers */
+    if (r->row.workers >
+        0) { /* the first allocation fixed it: a restart computes the same numbers */
         *mesh = r->row.mesh;
         return r->row.workers;
     }
@@ -86,12 +99,22 @@ static void say(struct zt_machine *m, struct mc_run *r, const char *text) {
 }
 static void say_need(struct zt_machine *m, struct mc_run *r, int need, const struct census *n) {
     char text[ZT_MESSAGE_MAX + 1];
-    int k = need > 0 ? snprintf(text, sizeof text, "need %d worker%s, %d idle", need, need == 1 ? "" : "s", n->idle)
-                     : snprintf(text, sizeof text, "need a number of workers that fits the degrees and the batch, %d idle", n->idle);
-    const struct { int n; const char *what; } more[] = {
-        {n->busy, "busy"}, {n->lost, "lost"}, {n->held, "draining or set aside"}, {n->small, "with too little memory"}};
+    int k = need > 0
+                ? snprintf(text, sizeof text, "need %d worker%s, %d idle", need,
+                           need == 1 ? "" : "s", n->idle)
+                : snprintf(text, sizeof text,
+                           "need a number of workers that fits the degrees and the batch, %d idle",
+                           n->idle);
+    const struct {
+        int n;
+        const char *what;
+    } more[] = {{n->busy, "busy"},
+                {n->lost, "lost"},
+                {n->held, "draining or set aside"},
+                {n->small, "with too little memory"}};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
-        if (more[i].n) k += snprintf(text + k, sizeof text - (size_t)k, ", %d %s", more[i].n, more[i].what);
+        if (more[i].n)
+            k += snprintf(text + k, sizeof text - (size_t)k, ", %d %s", more[i].n, more[i].what);
     say(m, r, text);
 }
 
@@ -126,18 +149,27 @@ static void warn_of_mixed_code(struct zt_machine *m, const struct mc_run *r) {
     for (int i = 1; i < r->world; i++) {
         const struct zt_row_worker *b = &m->workers[r->ranks[i].worker].row;
         if (!strcmp(a->isa, b->isa) && !strcmp(a->backend, b->backend)) continue;
-        mc_event(m, (struct mc_note){.level = 2, .kind = "MIXED_BACKEND", .run = r, .worker = &m->workers[r->ranks[i].worker], .rank = i},
-                 "rank 0 on %s runs %s/%s, rank %d on %s runs %s/%s: equal bits are promised only within one", a->worker_id, a->isa,
-                 a->backend, i, b->worker_id, b->isa, b->backend);
+        mc_event(m,
+                 (struct mc_note){.level = 2,
+                                  .kind = "MIXED_BACKEND",
+                                  .run = r,
+                                  .worker = &m->workers[r->ranks[i].worker],
+                                  .rank = i},
+                 "rank 0 on %s runs %s/%s, rank %d on %s runs %s/%s: equal bits are promised only "
+                 "within one",
+                 a->worker_id, a->isa, a->backend, i, b->worker_id, b->isa, b->backend);
         return;
     }
 }
-/* One transaction: generation + 1, every rank assigned, every worker leased. Nobody is told before its commit. */
-static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct zt_mesh mesh, int idle) {
+/* One transaction: generation + 1, every rank assigned, every worker leased. Nobody is told before
+ * its commit. */
+static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct zt_mesh mesh,
+                     int idle) {
     if (zt_schedule_place(m->slots, idle, mesh, m->order_buf, m->scratch)) return false;
     struct mc_rank *ranks = calloc((size_t)world, sizeof *ranks);
     if (!ranks) return false;
-    uint32_t newest = r->row.generation > r->generation_floor ? r->row.generation : r->generation_floor;
+    uint32_t newest =
+        r->row.generation > r->generation_floor ? r->row.generation : r->generation_floor;
     r->ranks = ranks;
     r->world = world;
     r->row.workers = world;
@@ -151,8 +183,15 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
     r->evidence_at = m->now;
     for (int i = 0; i < world; i++) assign_rank(m, r, i, m->slots[m->order_buf[i]].index);
     number_on_hosts(r);
-    r->attempt = (struct zt_row_attempt){.generation = r->row.generation, .attempt = r->row.attempt, .world = world, .rank = -1,
-        .started_ms = m->wall, .detect_seconds = -1, .stop_seconds = -1, .start_seconds = -1, .form_seconds = -1};
+    r->attempt = (struct zt_row_attempt){.generation = r->row.generation,
+                                         .attempt = r->row.attempt,
+                                         .world = world,
+                                         .rank = -1,
+                                         .started_ms = m->wall,
+                                         .detect_seconds = -1,
+                                         .stop_seconds = -1,
+                                         .start_seconds = -1,
+                                         .form_seconds = -1};
     mc_copy(r->attempt.run_id, sizeof r->attempt.run_id, r->row.run_id);
     mc_dirty_attempt(m, r);
     r->row.detail[0] = 0;
@@ -184,7 +223,8 @@ void mc_schedule(struct zt_machine *m) {
     const struct mc_run *block = NULL;
     for (int i = 0; i < n; i++) {
         struct mc_run *r = &m->runs[m->queue[i]];
-        if (r->row.state == ZT_RUN_RESTARTING && m->now < r->retry_at) { /* it keeps its turn during the backoff */
+        if (r->row.state == ZT_RUN_RESTARTING &&
+            m->now < r->retry_at) { /* it keeps its turn during the backoff */
             struct census c = count_workers(m, &r->row.config);
             if (!block && r->row.workers <= c.idle + c.busy) block = r;
             continue;
@@ -194,7 +234,8 @@ void mc_schedule(struct zt_machine *m) {
             continue;
         }
         char text[ZT_MESSAGE_MAX + 1];
-        snprintf(text, sizeof text, "waiting behind %s (priority %d)", block->row.name, block->row.config.priority);
+        snprintf(text, sizeof text, "waiting behind %s (priority %d)", block->row.name,
+                 block->row.config.priority);
         say(m, r, text);
     }
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coordinator/machine_recover.c: a start of the coordinator. What was durable comes back; runs that were running
- * wait for their workers and go on in the same generation; formations that were under way are done again under
- * a new one; teardowns go on. Ownership and thread rule: machine.h. */
+/* coordinator/machine_recover.c: a start of the coordinator. What was durable comes back; runs that
+ * were running wait for their workers and go on in the same generation; formations that were under
+ * way are done again under a new one; teardowns go on. Ownership and thread rule: machine.h. */
 #include "coordinator/machine_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static bool has_generation(enum zt_run_state s) {
-    return s != ZT_RUN_SUBMITTED && s != ZT_RUN_QUEUED && s != ZT_RUN_RESTARTING && s != ZT_RUN_PAUSED && !zt_run_state_terminal(s);
+    return s != ZT_RUN_SUBMITTED && s != ZT_RUN_QUEUED && s != ZT_RUN_RESTARTING &&
+           s != ZT_RUN_PAUSED && !zt_run_state_terminal(s);
 }
 static void recover_worker(struct zt_machine *m, const struct zt_row_worker *row) {
     int i = mc_add_worker(m, row->worker_id);
@@ -30,13 +31,22 @@ static void recover_key(struct zt_machine *m, const struct zt_row_key *row, int6
     mc_copy(k->name, sizeof k->name, row->name);
     k->at = m->now - age_ms * MC_MS;
 }
-/* A rank whose worker is still the process it was leased to gets its lease back; of any other, the trainer is gone. */
-static void recover_rank(struct zt_machine *m, struct mc_run *r, const struct zt_row_rank *row, int64_t step) {
+/* A rank whose worker is still the process it was leased to gets its lease back; of any other, the
+ * trainer is gone. */
+static void recover_rank(struct zt_machine *m, struct mc_run *r, const struct zt_row_rank *row,
+                         int64_t step) {
     struct mc_rank *k = &r->ranks[row->rank];
-    *k = (struct mc_rank){.row = *row, .worker = -1, .progress_at = m->now, .have = step, .step = step, .ready = true, .in_comm = true};
+    *k = (struct mc_rank){.row = *row,
+                          .worker = -1,
+                          .progress_at = m->now,
+                          .have = step,
+                          .step = step,
+                          .ready = true,
+                          .in_comm = true};
     if (step > r->gen_step) r->gen_step = step;
     int w = mc_find_worker(m, row->worker_id);
-    bool same = w >= 0 && m->workers[w].run < 0 && mc_incarnation_equal(&m->workers[w].row.incarnation, &row->incarnation);
+    bool same = w >= 0 && m->workers[w].run < 0 &&
+                mc_incarnation_equal(&m->workers[w].row.incarnation, &row->incarnation);
     if (same && !row->released) {
         k->worker = w;
         m->workers[w].run = (int)(r - m->runs);
@@ -46,14 +56,19 @@ static void recover_rank(struct zt_machine *m, struct mc_run *r, const struct zt
     }
 }
 static void recover_ranks(struct zt_machine *m, struct mc_run *r, const struct zt_recovery *rec) {
-    for (int i = 0; i < r->world; i++) r->ranks[i] = (struct mc_rank){.worker = -1, .row.released = true, .row.generation = r->row.generation, .row.rank = i};
+    for (int i = 0; i < r->world; i++)
+        r->ranks[i] = (struct mc_rank){
+            .worker = -1, .row.released = true, .row.generation = r->row.generation, .row.rank = i};
     for (size_t i = 0; i < rec->n_ranks; i++) {
         const struct zt_row_rank *row = &rec->ranks[i];
-        if (strcmp(row->run_id, r->row.run_id) || row->generation != r->row.generation || row->rank < 0 || row->rank >= r->world) continue;
+        if (strcmp(row->run_id, r->row.run_id) || row->generation != r->row.generation ||
+            row->rank < 0 || row->rank >= r->world)
+            continue;
         recover_rank(m, r, row, rec->rank_step[i]);
     }
 }
-/* The first rank that cannot come back: released or its worker replaced, and not done; -1 = none. */
+/* The first rank that cannot come back: released or its worker replaced, and not done; -1 = none.
+ */
 static int missing_rank(const struct mc_run *r) {
     for (int i = 0; i < r->world; i++)
         if (r->ranks[i].row.released && !r->ranks[i].row.done) return i;
@@ -62,32 +77,45 @@ static int missing_rank(const struct mc_run *r) {
 static void resume_run(struct zt_machine *m, struct mc_run *r) {
     int gone;
     switch (r->row.state) {
-    case ZT_RUN_SUBMITTED: mc_set_state(m, r, ZT_RUN_QUEUED); break;
-    case ZT_RUN_RESTARTING: r->retry_at = m->now + mc_backoff(r); break;
+    case ZT_RUN_SUBMITTED:
+        mc_set_state(m, r, ZT_RUN_QUEUED);
+        break;
+    case ZT_RUN_RESTARTING:
+        r->retry_at = m->now + mc_backoff(r);
+        break;
     case ZT_RUN_ALLOCATING: /* its commit may have been told: treat it as told */
         r->row.state = ZT_RUN_STARTING;
         /* fall through */
-    case ZT_RUN_STARTING: case ZT_RUN_FORMING:
-        mc_begin_stop(m, r, ZT_REASON_COORDINATOR_RESTART, -1, "the coordinator was restarted while the generation formed");
+    case ZT_RUN_STARTING:
+    case ZT_RUN_FORMING:
+        mc_begin_stop(m, r, ZT_REASON_COORDINATOR_RESTART, -1,
+                      "the coordinator was restarted while the generation formed");
         break;
-    case ZT_RUN_RUNNING: case ZT_RUN_COMPLETING: case ZT_RUN_RECOVERING:
+    case ZT_RUN_RUNNING:
+    case ZT_RUN_COMPLETING:
+    case ZT_RUN_RECOVERING:
         r->evidence_at = m->now;
-        mc_copy(r->row.detail, sizeof r->row.detail, "the coordinator was restarted; its workers are expected back");
+        mc_copy(r->row.detail, sizeof r->row.detail,
+                "the coordinator was restarted; its workers are expected back");
         mc_set_state(m, r, ZT_RUN_RECOVERING);
         gone = missing_rank(r);
         if (gone >= 0)
-            mc_fail(m, r, gone, NULL, ZT_REASON_WORKER_LOST, -1, "worker %s (rank %d) was replaced while the coordinator was away",
+            mc_fail(m, r, gone, NULL, ZT_REASON_WORKER_LOST, -1,
+                    "worker %s (rank %d) was replaced while the coordinator was away",
                     r->ranks[gone].row.worker_id, gone);
-        else mc_check_progressed(m, r);
+        else
+            mc_check_progressed(m, r);
         break;
     case ZT_RUN_STOPPING:
         r->stop_at = m->now;
         mc_check_progressed(m, r);
         break;
-    default: break;
+    default:
+        break;
     }
 }
-static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, size_t i, struct mc_rank *ranks) {
+static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, size_t i,
+                        struct mc_rank *ranks) {
     const struct zt_row_run *row = &rec->runs[i];
     struct mc_run *r = mc_new_run(m);
     r->row = *row;
@@ -97,7 +125,9 @@ static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, siz
     r->started = rec->run_started_age_ms[i] >= 0;
     r->started_at = m->now - rec->run_started_age_ms[i] * MC_MS;
     for (size_t k = 0; k < rec->n_attempts; k++)
-        if (!strcmp(rec->attempts[k].run_id, row->run_id) && rec->attempts[k].generation == row->generation) r->attempt = rec->attempts[k];
+        if (!strcmp(rec->attempts[k].run_id, row->run_id) &&
+            rec->attempts[k].generation == row->generation)
+            r->attempt = rec->attempts[k];
     if (!has_generation(row->state)) return;
     r->ranks = ranks;
     r->world = row->workers;
@@ -108,7 +138,8 @@ static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, siz
 int mc_on_start(struct zt_machine *m, const struct zt_event *ev) {
     const struct zt_recovery *rec = ev->u.start.recovery;
     ZT_ASSERT(!m->live && rec);
-    if (rec->n_runs > (size_t)m->c.max_runs || rec->n_workers > (size_t)m->c.max_workers) return ZT_EBUSY;
+    if (rec->n_runs > (size_t)m->c.max_runs || rec->n_workers > (size_t)m->c.max_workers)
+        return ZT_EBUSY;
     struct mc_rank **ranks = calloc(rec->n_runs + 1, sizeof *ranks);
     int rc = ranks ? 0 : ZT_ENOMEM;
     for (size_t i = 0; i < rec->n_runs && !rc; i++) {
@@ -127,8 +158,8 @@ int mc_on_start(struct zt_machine *m, const struct zt_event *ev) {
     for (size_t i = 0; i < rec->n_runs; i++) recover_run(m, rec, i, ranks[i]);
     for (int i = 0; i < m->n_runs; i++) resume_run(m, &m->runs[i]);
     mc_event(m, (struct mc_note){.level = 1, .kind = "COORDINATOR_START", .rank = -1},
-             "the coordinator has started (epoch %llu): %zu runs not ended, %zu workers known", (unsigned long long)m->epoch, rec->n_runs,
-             rec->n_workers);
+             "the coordinator has started (epoch %llu): %zu runs not ended, %zu workers known",
+             (unsigned long long)m->epoch, rec->n_runs, rec->n_workers);
 out:
     free(ranks);
     return rc;

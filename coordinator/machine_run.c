@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coordinator/machine_run.c: the life of a run: submit, formation, failure, teardown, restart, end, cancel.
- * The state diagram and the numbered invariants are at the top of machine.c. Ownership and thread rule:
- * machine.h. */
+/* coordinator/machine_run.c: the life of a run: submit, formation, failure, teardown, restart, end,
+ * cancel. The state diagram and the numbered invariants are at the top of machine.c. Ownership and
+ * thread rule: machine.h. */
 #include "coordinator/machine_internal.h"
 
 #include <math.h>
@@ -15,9 +15,15 @@ static int64_t to_ms(double s) { return (int64_t)(s * 1e3); }
 
 bool mc_run_active(const struct mc_run *r) {
     switch (r->row.state) {
-    case ZT_RUN_ALLOCATING: case ZT_RUN_STARTING: case ZT_RUN_FORMING: case ZT_RUN_RUNNING: case ZT_RUN_COMPLETING:
-    case ZT_RUN_RECOVERING: return true;
-    default: return false;
+    case ZT_RUN_ALLOCATING:
+    case ZT_RUN_STARTING:
+    case ZT_RUN_FORMING:
+    case ZT_RUN_RUNNING:
+    case ZT_RUN_COMPLETING:
+    case ZT_RUN_RECOVERING:
+        return true;
+    default:
+        return false;
     }
 }
 static void touch_run(struct zt_machine *m, const struct mc_run *r) {
@@ -27,9 +33,16 @@ static void touch_run(struct zt_machine *m, const struct mc_run *r) {
 }
 void mc_set_state(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
     bool bad = s == ZT_RUN_FAILED;
-    mc_event(m, (struct mc_note){.level = bad ? 3 : 1, .kind = "RUN_STATE", .run = r, .rank = -1, .reason = r->row.reason,
-                                 .from = zt_run_state_name(r->row.state), .to = zt_run_state_name(s)},
-             "run %s is %s%s%s", r->row.name, zt_run_state_name(s), r->row.detail[0] ? ": " : "", r->row.detail);
+    mc_event(m,
+             (struct mc_note){.level = bad ? 3 : 1,
+                              .kind = "RUN_STATE",
+                              .run = r,
+                              .rank = -1,
+                              .reason = r->row.reason,
+                              .from = zt_run_state_name(r->row.state),
+                              .to = zt_run_state_name(s)},
+             "run %s is %s%s%s", r->row.name, zt_run_state_name(s), r->row.detail[0] ? ": " : "",
+             r->row.detail);
     r->row.state = s;
     r->state_at = m->now;
     mc_dirty_run(m, r);
@@ -44,8 +57,10 @@ static struct mc_key *find_key(struct zt_machine *m, const uint8_t *key) {
     }
     return NULL;
 }
-static void store_key(struct zt_machine *m, const uint8_t *key, const char *verb, const struct mc_run *r) {
-    if (m->n_keys == m->c.max_keys) { /* only Cancel comes here with a full table: forget the oldest */
+static void store_key(struct zt_machine *m, const uint8_t *key, const char *verb,
+                      const struct mc_run *r) {
+    if (m->n_keys ==
+        m->c.max_keys) { /* only Cancel comes here with a full table: forget the oldest */
         m->key_first = (m->key_first + 1) % m->c.max_keys;
         m->n_keys--;
     }
@@ -62,13 +77,15 @@ static void store_key(struct zt_machine *m, const uint8_t *key, const char *verb
     mc_copy(row->name, sizeof row->name, k->name);
     row->at_ms = m->wall;
 }
-static void reply_submit(struct zt_machine *m, const struct zt_event *ev, const char *run_id, const char *name) {
+static void reply_submit(struct zt_machine *m, const struct zt_event *ev, const char *run_id,
+                         const char *name) {
     struct zt_fx_reply *p = mc_reply(m, ev, 0, true);
     if (!p) return;
     struct mc_run *r = mc_find_run(m, run_id);
     mc_copy(p->run_id, sizeof p->run_id, run_id);
     mc_copy(p->name, sizeof p->name, name);
-    p->state = ZT_RUN_QUEUED; /* the stored answer: what a submit does, whatever became of it since */
+    p->state =
+        ZT_RUN_QUEUED; /* the stored answer: what a submit does, whatever became of it since */
     if (!r) return;
     p->position = r->row.state == ZT_RUN_QUEUED ? mc_position(m, r) : 0;
     mc_copy(p->message, sizeof p->message, r->row.detail);
@@ -84,7 +101,8 @@ static const char *bad_config(const struct zt_run_config *c) {
     }
     if (c->workers > 0 && c->workers % fixed) return "the degrees do not divide the workers";
     bool open = c->replicate < 0 || c->shard < 0 || c->tensor < 0;
-    if (c->workers > 0 && !open && fixed != c->workers) return "the product of the degrees is not the workers";
+    if (c->workers > 0 && !open && fixed != c->workers)
+        return "the product of the degrees is not the workers";
     if (c->max_restarts < 0) return "max_restarts is negative";
     return NULL;
 }
@@ -95,23 +113,32 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
         return;
     }
     if (k) {
-        mc_refuse(m, ev, ZT_ECONFLICT, "this request key was used for a %s of run %s; take a fresh one", k->verb, k->run_id);
+        mc_refuse(m, ev, ZT_ECONFLICT,
+                  "this request key was used for a %s of run %s; take a fresh one", k->verb,
+                  k->run_id);
         return;
     }
     if (m->store_failed) {
-        mc_refuse(m, ev, ZT_EBUSY, "the coordinator cannot write its database (%s); free space or repair it, then submit again",
+        mc_refuse(m, ev, ZT_EBUSY,
+                  "the coordinator cannot write its database (%s); free space or repair it, then "
+                  "submit again",
                   m->store_message);
         return;
     }
     const char *bad = bad_config(ev->u.submit.config);
     if (bad) {
-        mc_refuse(m, ev, ZT_EINVAL, "run %s: %s; correct the file and submit again", ev->u.submit.name, bad);
+        mc_refuse(m, ev, ZT_EINVAL, "run %s: %s; correct the file and submit again",
+                  ev->u.submit.name, bad);
         return;
     }
     for (int i = 0; i < m->n_runs; i++) {
         const struct mc_run *o = &m->runs[i];
-        if (!o->used || zt_run_state_terminal(o->row.state) || strcmp(o->row.name, ev->u.submit.name)) continue;
-        mc_refuse(m, ev, ZT_ECONFLICT, "the name %s belongs to run %s, which is %s; choose another name, or cancel that run first",
+        if (!o->used || zt_run_state_terminal(o->row.state) ||
+            strcmp(o->row.name, ev->u.submit.name))
+            continue;
+        mc_refuse(m, ev, ZT_ECONFLICT,
+                  "the name %s belongs to run %s, which is %s; choose another name, or cancel that "
+                  "run first",
                   o->row.name, o->row.run_id, zt_run_state_name(o->row.state));
         return;
     }
@@ -121,8 +148,10 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
     }
     struct mc_run *r = m->n_keys < m->c.max_keys ? mc_new_run(m) : NULL;
     if (!r) {
-        mc_refuse(m, ev, ZT_EBUSY, "the queue is full (%d runs not ended, %d requests in 24 hours); wait for some to end",
-                  m->c.max_runs, m->n_keys);
+        mc_refuse(
+            m, ev, ZT_EBUSY,
+            "the queue is full (%d runs not ended, %d requests in 24 hours); wait for some to end",
+            m->c.max_runs, m->n_keys);
         return;
     }
     mc_copy(r->row.run_id, sizeof r->row.run_id, ev->u.submit.run_id);
@@ -133,20 +162,24 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
     r->row.config = *ev->u.submit.config;
     r->row.submitted_ms = m->wall;
     r->submitted_at = m->now;
-    mc_event(m, (struct mc_note){.level = 1, .kind = "SUBMIT", .run = r, .rank = -1, .actor = "user"}, "run %s submitted", r->row.name);
+    mc_event(m,
+             (struct mc_note){.level = 1, .kind = "SUBMIT", .run = r, .rank = -1, .actor = "user"},
+             "run %s submitted", r->row.name);
     mc_set_state(m, r, ZT_RUN_QUEUED);
     store_key(m, ev->u.submit.key, "submit", r);
     mc_schedule(m); /* so that the answer can say when it starts */
     reply_submit(m, ev, r->row.run_id, r->row.name);
 }
 
-/* ------------------------------------------------------------------------------ communicator ids */
+/* ------------------------------------------------------------------------------ communicator ids
+ */
 void mc_drop_comms(struct zt_machine *m, const struct mc_run *r, const char *why) {
     int run = (int)(r - m->runs), n = 0;
     for (int i = 0; i < m->n_comms; i++) {
         if (m->comms[i].run != run) m->comms[n++] = m->comms[i];
     }
-    memset(&m->comms[n], 0, sizeof *m->comms * (size_t)(m->n_comms - n)); /* secrets do not linger */
+    memset(&m->comms[n], 0,
+           sizeof *m->comms * (size_t)(m->n_comms - n)); /* secrets do not linger */
     m->n_comms = n;
     n = 0;
     for (int i = 0; i < m->n_waiters; i++) {
@@ -155,12 +188,14 @@ void mc_drop_comms(struct zt_machine *m, const struct mc_run *r, const char *why
             continue;
         }
         struct zt_event ev = {.kind = ZT_EV_COMM_GET, .request = m->waiters[i].request};
-        mc_refuse(m, &ev, ZT_CODE_STALE, "run %s generation %u: %s", r->row.run_id, r->row.generation, why);
+        mc_refuse(m, &ev, ZT_CODE_STALE, "run %s generation %u: %s", r->row.run_id,
+                  r->row.generation, why);
     }
     m->n_waiters = n;
 }
 
-/* ------------------------------------------------------------------------------ the end of a generation */
+/* ------------------------------------------------------------------------------ the end of a
+ * generation */
 int64_t mc_backoff(const struct mc_run *r) {
     double s = r->row.config.backoff_initial > 0 ? r->row.config.backoff_initial : 1.0;
     double most = r->row.config.backoff_max > 0 ? r->row.config.backoff_max : 60.0;
@@ -204,10 +239,13 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         finish_run(m, r, ZT_RUN_CANCELLED);
     } else if (retry == ZT_RETRY_NEVER || r->row.reason == ZT_REASON_TIME_LIMIT) {
         finish_run(m, r, ZT_RUN_FAILED);
-    } else if (retry == ZT_RETRY_COUNTED && r->row.restarts_counted >= (uint32_t)r->row.config.max_restarts) {
+    } else if (retry == ZT_RETRY_COUNTED &&
+               r->row.restarts_counted >= (uint32_t)r->row.config.max_restarts) {
         char why[ZT_MESSAGE_MAX + 1];
-        snprintf(why, sizeof why, "gave up after %u counted restart%s (restart.max_restarts %d): %.600s", r->row.restarts_counted,
-                 r->row.restarts_counted == 1 ? "" : "s", r->row.config.max_restarts, r->row.detail);
+        snprintf(why, sizeof why,
+                 "gave up after %u counted restart%s (restart.max_restarts %d): %.600s",
+                 r->row.restarts_counted, r->row.restarts_counted == 1 ? "" : "s",
+                 r->row.config.max_restarts, r->row.detail);
         mc_copy(r->row.detail, sizeof r->row.detail, why);
         finish_run(m, r, ZT_RUN_FAILED);
     } else {
@@ -227,11 +265,14 @@ void mc_release_rank(struct zt_machine *m, struct mc_run *r, int rank) {
 static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int rank) {
     if (rank < 0) return -1;
     const struct mc_worker *w = mc_rank_worker(m, &r->ranks[rank]);
-    int64_t since = r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
+    int64_t since =
+        r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
     return since && since <= m->now ? seconds(m->now - since) : -1;
 }
-/* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database does). */
-void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank, const char *message) {
+/* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database
+ * does). */
+void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank,
+                   const char *message) {
     ZT_ASSERT(mc_run_active(r));
     bool untold = r->row.state == ZT_RUN_ALLOCATING && !MC_PLANTED(MC_PLANT_START_EARLY);
     r->pending.on = false;
@@ -255,9 +296,15 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
         r->row.best_step = r->gen_step;
         r->row.failures_in_row = 0;
     }
-    mc_event(m, (struct mc_note){.level = reason == ZT_REASON_USER_CANCEL ? 1 : 3, .kind = "GENERATION_END", .run = r,
-                                 .worker = rank >= 0 ? mc_rank_worker(m, &r->ranks[rank]) : NULL, .rank = rank, .reason = reason},
-             "generation %u ends: %s%s%s", r->row.generation, zt_reason_name(reason), message[0] ? ": " : "", message);
+    mc_event(m,
+             (struct mc_note){.level = reason == ZT_REASON_USER_CANCEL ? 1 : 3,
+                              .kind = "GENERATION_END",
+                              .run = r,
+                              .worker = rank >= 0 ? mc_rank_worker(m, &r->ranks[rank]) : NULL,
+                              .rank = rank,
+                              .reason = reason},
+             "generation %u ends: %s%s%s", r->row.generation, zt_reason_name(reason),
+             message[0] ? ": " : "", message);
     mc_set_state(m, r, ZT_RUN_STOPPING);
     mc_drop_comms(m, r, "this generation has ended");
     if (untold)
@@ -266,8 +313,9 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
 }
 
 /* ------------------------------------------------------------------------------ failures */
-static void failure_row(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, enum zt_reason reason,
-                        int peer, const char *message) {
+static void failure_row(struct zt_machine *m, struct mc_run *r, int rank,
+                        const struct zt_event *report, enum zt_reason reason, int peer,
+                        const char *message) {
     struct zt_row_failure *f = &mc_emit_row(m, ZT_FX_ROW_FAILURE)->u.failure;
     mc_copy(f->run_id, sizeof f->run_id, r->row.run_id);
     f->generation = r->row.generation;
@@ -292,8 +340,8 @@ static void failure_row(struct zt_machine *m, struct mc_run *r, int rank, const 
         f->signal = report->u.exited.signal;
     }
 }
-void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, enum zt_reason reason, int peer,
-             const char *fmt, ...) {
+void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report,
+             enum zt_reason reason, int peer, const char *fmt, ...) {
     char message[ZT_MESSAGE_MAX + 1];
     va_list ap;
     va_start(ap, fmt);
@@ -302,8 +350,15 @@ void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_e
     bool active = mc_run_active(r), consequence = zt_reason_is_consequence(reason) || !active;
     if (!r->ranks[rank].failed) failure_row(m, r, rank, report, reason, peer, message);
     if (consequence)
-        mc_event(m, (struct mc_note){.level = 1, .kind = "CONSEQUENCE", .run = r, .worker = mc_rank_worker(m, &r->ranks[rank]),
-                                     .rank = rank, .reason = reason, .actor = report ? "worker" : NULL}, "%s", message);
+        mc_event(m,
+                 (struct mc_note){.level = 1,
+                                  .kind = "CONSEQUENCE",
+                                  .run = r,
+                                  .worker = mc_rank_worker(m, &r->ranks[rank]),
+                                  .rank = rank,
+                                  .reason = reason,
+                                  .actor = report ? "worker" : NULL},
+                 "%s", message);
     if (!active) return;
     if (!consequence) {
         mc_begin_stop(m, r, reason, rank, message);
@@ -328,7 +383,8 @@ int mc_laggard(const struct zt_machine *m, const struct mc_run *r) {
         const struct mc_rank *k = &r->ranks[i];
         if (k->row.done || k->row.released) continue;
         const struct mc_rank *b = best < 0 ? NULL : &r->ranks[best];
-        if (!b || k->step < b->step || (k->step == b->step && k->progress_at < b->progress_at)) best = i;
+        if (!b || k->step < b->step || (k->step == b->step && k->progress_at < b->progress_at))
+            best = i;
     }
     return best;
 }
@@ -346,20 +402,24 @@ static void decide_pending(struct zt_machine *m, struct mc_run *r) {
     const char *said = r->pending.message;
     int by = r->pending.rank;
     if (silent >= 0) {
-        mc_fail(m, r, silent, NULL, ZT_REASON_WORKER_LOST, -1, "worker %s (rank %d) does not answer; rank %d: %.400s",
+        mc_fail(m, r, silent, NULL, ZT_REASON_WORKER_LOST, -1,
+                "worker %s (rank %d) does not answer; rank %d: %.400s",
                 r->ranks[silent].row.worker_id, silent, by, said);
     } else if (r->pending.reason == ZT_REASON_COMM_TIMEOUT) {
         int who = peer >= 0 ? peer : mc_laggard(m, r);
         if (who < 0) who = by;
-        mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1, "rank %d on %s held up its group at step %lld; rank %d: %.400s", who,
+        mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
+                "rank %d on %s held up its group at step %lld; rank %d: %.400s", who,
                 r->ranks[who].row.worker_id, (long long)r->ranks[who].step + 1, by, said);
     } else {
         int who = peer >= 0 ? peer : by;
-        mc_fail(m, r, who, NULL, ZT_REASON_COMM_ERROR, -1, "rank %d lost a peer, and no rank reports why; rank %d: %.400s", by, by, said);
+        mc_fail(m, r, who, NULL, ZT_REASON_COMM_ERROR, -1,
+                "rank %d lost a peer, and no rank reports why; rank %d: %.400s", by, by, said);
     }
 }
 
-/* ------------------------------------------------------------------------------ progress through the states */
+/* ------------------------------------------------------------------------------ progress through
+ * the states */
 static bool all_ranks(const struct mc_run *r, bool (*is)(const struct mc_rank *)) {
     for (int i = 0; i < r->world; i++)
         if (!is(&r->ranks[i])) return false;
@@ -392,19 +452,23 @@ static int diverged_rank(const struct mc_run *r) {
 static void complete(struct zt_machine *m, struct mc_run *r) {
     int bad = diverged_rank(r);
     if (bad >= 0) {
-        mc_fail(m, r, bad, NULL, ZT_REASON_REPLICA_DIVERGED, -1, "rank %d ends with parameter hash %s, others with %s: a replica went its own way",
-                bad, r->ranks[bad].row.parameter_hash, r->ranks[bad ? 0 : r->world - 1].row.parameter_hash);
+        mc_fail(m, r, bad, NULL, ZT_REASON_REPLICA_DIVERGED, -1,
+                "rank %d ends with parameter hash %s, others with %s: a replica went its own way",
+                bad, r->ranks[bad].row.parameter_hash,
+                r->ranks[bad ? 0 : r->world - 1].row.parameter_hash);
         return;
     }
     for (int i = 0; i < r->world; i++) {
         const struct mc_rank *k = &r->ranks[i];
         if (k->row.done_steps == r->ranks[0].row.done_steps) continue;
-        mc_fail(m, r, i, NULL, ZT_REASON_REPLICA_DIVERGED, -1, "rank %d ends at step %lld, rank 0 at step %lld", i,
-                (long long)k->row.done_steps, (long long)r->ranks[0].row.done_steps);
+        mc_fail(m, r, i, NULL, ZT_REASON_REPLICA_DIVERGED, -1,
+                "rank %d ends at step %lld, rank 0 at step %lld", i, (long long)k->row.done_steps,
+                (long long)r->ranks[0].row.done_steps);
         return;
     }
     for (int i = 0; i < r->world && !MC_PLANTED(MC_PLANT_DONE_EARLY); i++)
-        if (r->ranks[i].have < r->ranks[i].row.done_steps || r->ranks[i].have_txn > m->durable) return;
+        if (r->ranks[i].have < r->ranks[i].row.done_steps || r->ranks[i].have_txn > m->durable)
+            return;
     r->gen_step = r->ranks[0].row.done_steps;
     if (r->gen_step > r->row.best_step) r->row.best_step = r->gen_step;
     r->row.reason = ZT_REASON_NONE;
@@ -443,7 +507,8 @@ void mc_check_progressed(struct zt_machine *m, struct mc_run *r) {
         mc_copy(r->row.detail, sizeof r->row.detail, "");
         enter_running(m, r);
     }
-    if (r->row.state == ZT_RUN_RUNNING && all_ranks(r, is_done)) mc_set_state(m, r, ZT_RUN_COMPLETING);
+    if (r->row.state == ZT_RUN_RUNNING && all_ranks(r, is_done))
+        mc_set_state(m, r, ZT_RUN_COMPLETING);
     if (r->row.state == ZT_RUN_COMPLETING) complete(m, r);
     if (r->row.state == ZT_RUN_STOPPING) stop_complete(m, r);
     free_if_over(m, r);
@@ -458,7 +523,8 @@ void mc_committed_run(struct zt_machine *m, struct mc_run *r) {
 }
 
 /* ------------------------------------------------------------------------------ time limits */
-static void end_unplaced(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, const char *detail) {
+static void end_unplaced(struct zt_machine *m, struct mc_run *r, enum zt_reason reason,
+                         const char *detail) {
     r->row.reason = reason;
     mc_copy(r->row.detail, sizeof r->row.detail, detail);
     finish_run(m, r, reason == ZT_REASON_USER_CANCEL ? ZT_RUN_CANCELLED : ZT_RUN_FAILED);
@@ -467,40 +533,49 @@ static void over_limit(struct zt_machine *m, struct mc_run *r, enum zt_reason re
                        bool (*is)(const struct mc_rank *), const char *what) {
     for (int i = 0; i < r->world; i++) {
         if (is(&r->ranks[i])) continue;
-        mc_fail(m, r, i, NULL, reason, -1, "rank %d on %s did not %s within %.0f s", i, r->ranks[i].row.worker_id, what, limit);
+        mc_fail(m, r, i, NULL, reason, -1, "rank %d on %s did not %s within %.0f s", i,
+                r->ranks[i].row.worker_id, what, limit);
         return;
     }
 }
 static void check_hang(struct zt_machine *m, struct mc_run *r) {
     const struct zt_run_config *c = &r->row.config;
     int64_t limit = m->c.progress_floor_ms;
-    if (c->progress > 0) limit = to_ms(c->progress);
-    else if (10 * r->ewma_ns > (double)(limit * MC_MS)) limit = (int64_t)(10 * r->ewma_ns / MC_MS);
+    if (c->progress > 0)
+        limit = to_ms(c->progress);
+    else if (10 * r->ewma_ns > (double)(limit * MC_MS))
+        limit = (int64_t)(10 * r->ewma_ns / MC_MS);
     int64_t slow = to_ms(c->first_step > 0 ? c->first_step : 600);
     if (slow < limit) slow = limit;
     int64_t oldest = m->now;
     for (int i = 0; i < r->world; i++) {
         const struct mc_rank *k = &r->ranks[i];
         if (k->row.done || k->row.released) continue;
-        if (k->step <= 0 || k->activity == ZT_ACT_LONG) limit = slow; /* the others wait for it with reason */
+        if (k->step <= 0 || k->activity == ZT_ACT_LONG)
+            limit = slow; /* the others wait for it with reason */
         const struct mc_worker *w = mc_rank_worker(m, k);
         if (w && !mc_worker_silent(m, w) && k->progress_at < oldest) oldest = k->progress_at;
     }
     if (!mc_elapsed(m, oldest, limit) || m->now < m->grace_until) return;
     int who = mc_laggard(m, r);
     mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
-            "rank %d on %s made no progress for %.1f s in step %lld (limit %.1f s); its beats are fine, its trainer stands still", who,
-            r->ranks[who].row.worker_id, seconds(m->now - r->ranks[who].progress_at), (long long)r->ranks[who].step + 1,
-            (double)limit / 1e3);
+            "rank %d on %s made no progress for %.1f s in step %lld (limit %.1f s); its beats are "
+            "fine, its trainer stands still",
+            who, r->ranks[who].row.worker_id, seconds(m->now - r->ranks[who].progress_at),
+            (long long)r->ranks[who].step + 1, (double)limit / 1e3);
 }
 static void quarantine_rank(struct zt_machine *m, struct mc_run *r, int i) {
     struct mc_worker *w = mc_rank_worker(m, &r->ranks[i]);
-    bool empty = !w || (w->registered && !w->child.any && !mc_elapsed(m, w->last_beat, m->c.lost_ms));
+    bool empty =
+        !w || (w->registered && !w->child.any && !mc_elapsed(m, w->last_beat, m->c.lost_ms));
     if (!empty) {
         w->row.flags |= ZT_WF_QUARANTINED;
-        mc_event(m, (struct mc_note){.level = 3, .kind = "QUARANTINED", .run = r, .worker = w, .rank = i},
-                 "worker %s did not get rid of its trainer; it is set aside until it reports the exit, or restart zworker there",
-                 w->row.worker_id);
+        mc_event(
+            m,
+            (struct mc_note){.level = 3, .kind = "QUARANTINED", .run = r, .worker = w, .rank = i},
+            "worker %s did not get rid of its trainer; it is set aside until it reports the exit, "
+            "or restart zworker there",
+            w->row.worker_id);
         mc_dirty_worker(m, w);
     }
     mc_release_rank(m, r, i);
@@ -519,7 +594,8 @@ static void tick_recovering(struct zt_machine *m, struct mc_run *r) {
         const struct mc_worker *w = mc_rank_worker(m, k);
         bool there = w && w->registered;
         mc_fail(m, r, i, NULL, there ? ZT_REASON_COORDINATOR_RESTART : ZT_REASON_WORKER_LOST, -1,
-                there ? "worker %s came back without the trainer of rank %d" : "worker %s (rank %d) did not come back after the coordinator's restart",
+                there ? "worker %s came back without the trainer of rank %d"
+                      : "worker %s (rank %d) did not come back after the coordinator's restart",
                 k->row.worker_id, i);
         return;
     }
@@ -529,7 +605,8 @@ static void tick_active(struct zt_machine *m, struct mc_run *r) {
     if (r->row.state == ZT_RUN_STARTING && mc_elapsed(m, r->state_at, to_ms(c->start)))
         over_limit(m, r, ZT_REASON_START_TIMEOUT, c->start, is_ready, "get ready");
     else if (r->row.state == ZT_RUN_FORMING && mc_elapsed(m, r->state_at, to_ms(c->comm_init)))
-        over_limit(m, r, ZT_REASON_COMM_INIT_TIMEOUT, c->comm_init, is_in_comm, "join the communicator");
+        over_limit(m, r, ZT_REASON_COMM_INIT_TIMEOUT, c->comm_init, is_in_comm,
+                   "join the communicator");
     else if (r->row.state == ZT_RUN_RECOVERING)
         tick_recovering(m, r);
     else if (r->row.state == ZT_RUN_RUNNING)
@@ -538,7 +615,8 @@ static void tick_active(struct zt_machine *m, struct mc_run *r) {
         for (int i = 0; i < r->world; i++) {
             const struct mc_rank *k = &r->ranks[i];
             if (k->have >= k->row.done_steps || m->durable < m->txn) continue;
-            mc_fail(m, r, i, NULL, ZT_REASON_COMM_ERROR, -1, "rank %d on %s is done, but its step reports after step %lld did not arrive", i,
+            mc_fail(m, r, i, NULL, ZT_REASON_COMM_ERROR, -1,
+                    "rank %d on %s is done, but its step reports after step %lld did not arrive", i,
                     k->row.worker_id, (long long)k->have);
             return;
         }
@@ -546,18 +624,23 @@ static void tick_active(struct zt_machine *m, struct mc_run *r) {
 void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
     const struct zt_run_config *c = &r->row.config;
     bool waits = r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING;
-    if (waits && r->started && c->time_limit > 0 && mc_elapsed(m, r->started_at, to_ms(c->time_limit))) {
-        end_unplaced(m, r, ZT_REASON_TIME_LIMIT, "timeouts.time_limit reached while it waited for workers");
-    } else if (r->row.state == ZT_RUN_QUEUED && c->queue > 0 && mc_elapsed(m, r->submitted_at, to_ms(c->queue))) {
+    if (waits && r->started && c->time_limit > 0 &&
+        mc_elapsed(m, r->started_at, to_ms(c->time_limit))) {
+        end_unplaced(m, r, ZT_REASON_TIME_LIMIT,
+                     "timeouts.time_limit reached while it waited for workers");
+    } else if (r->row.state == ZT_RUN_QUEUED && c->queue > 0 &&
+               mc_elapsed(m, r->submitted_at, to_ms(c->queue))) {
         char why[ZT_MESSAGE_MAX + 1];
-        snprintf(why, sizeof why, "not placed within timeouts.queue %.0f s: %.500s", c->queue, r->row.detail);
+        snprintf(why, sizeof why, "not placed within timeouts.queue %.0f s: %.500s", c->queue,
+                 r->row.detail);
         end_unplaced(m, r, ZT_REASON_QUEUE_TIMEOUT, why);
     } else if (waits) {
         m->schedule |= r->row.state == ZT_RUN_QUEUED || m->now >= r->retry_at;
     } else if (mc_run_active(r)) {
         if (r->pending.on && mc_elapsed(m, r->pending.at, m->c.cause_ms)) decide_pending(m, r);
         if (mc_run_active(r)) tick_active(m, r);
-        if (mc_run_active(r) && r->started && c->time_limit > 0 && mc_elapsed(m, r->started_at, to_ms(c->time_limit)))
+        if (mc_run_active(r) && r->started && c->time_limit > 0 &&
+            mc_elapsed(m, r->started_at, to_ms(c->time_limit)))
             mc_begin_stop(m, r, ZT_REASON_TIME_LIMIT, -1, "timeouts.time_limit reached");
     } else if (r->row.state == ZT_RUN_STOPPING) {
         tick_stopping(m, r);
@@ -581,15 +664,20 @@ void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev) {
     struct mc_run *r = mc_find_run(m, ev->u.cancel.run_id);
     const struct mc_key *k = find_key(m, ev->u.cancel.key);
     if (k && (strcmp(k->verb, "cancel") || strcmp(k->run_id, ev->u.cancel.run_id))) {
-        mc_refuse(m, ev, ZT_ECONFLICT, "this request key was used for a %s of run %s; take a fresh one", k->verb, k->run_id);
+        mc_refuse(m, ev, ZT_ECONFLICT,
+                  "this request key was used for a %s of run %s; take a fresh one", k->verb,
+                  k->run_id);
         return;
     }
     if (!r) {
         enum zt_run_state s = ev->u.cancel.stored;
         for (int i = 0; i < MC_ENDED && i < m->n_ended; i++)
             if (!strcmp(m->ended[i].run_id, ev->u.cancel.run_id)) s = m->ended[i].state;
-        if (zt_run_state_terminal(s)) reply_cancel(m, ev, s);
-        else mc_refuse(m, ev, ZT_ENOTFOUND, "no run %s; zctl list shows the runs there are", ev->u.cancel.run_id);
+        if (zt_run_state_terminal(s))
+            reply_cancel(m, ev, s);
+        else
+            mc_refuse(m, ev, ZT_ENOTFOUND, "no run %s; zctl list shows the runs there are",
+                      ev->u.cancel.run_id);
         return;
     }
     if (k || zt_run_state_terminal(r->row.state)) {
@@ -599,9 +687,17 @@ void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev) {
     store_key(m, ev->u.cancel.key, "cancel", r);
     r->row.cancel_requested = true;
     mc_dirty_run(m, r);
-    mc_event(m, (struct mc_note){.level = 1, .kind = "CANCEL", .run = r, .rank = -1, .reason = ZT_REASON_USER_CANCEL, .actor = "user"},
+    mc_event(m,
+             (struct mc_note){.level = 1,
+                              .kind = "CANCEL",
+                              .run = r,
+                              .rank = -1,
+                              .reason = ZT_REASON_USER_CANCEL,
+                              .actor = "user"},
              "run %s: cancel asked for", r->row.name);
-    if (mc_run_active(r)) mc_begin_stop(m, r, ZT_REASON_USER_CANCEL, -1, "cancelled by the user");
-    else if (r->row.state != ZT_RUN_STOPPING) end_unplaced(m, r, ZT_REASON_USER_CANCEL, "cancelled by the user");
+    if (mc_run_active(r))
+        mc_begin_stop(m, r, ZT_REASON_USER_CANCEL, -1, "cancelled by the user");
+    else if (r->row.state != ZT_RUN_STOPPING)
+        end_unplaced(m, r, ZT_REASON_USER_CANCEL, "cancelled by the user");
     reply_cancel(m, ev, r->row.state);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/schedule.c: which idle worker becomes which rank. Pure; owns nothing; any thread.
  *
- * Rank order is tensor innermost, then shard, then replicate, so a tensor group is T neighbours and a
- * shard group S x T neighbours. Placement is three rounds over the hosts in natural order: whole shard
- * groups, then whole tensor groups, then single workers; each round takes what fits on a host and leaves
- * the rest to the next one. */
+ * Rank order is tensor innermost, then shard, then replicate, so a tensor group is T neighbours and
+ * a shard group S x T neighbours. Placement is three rounds over the hosts in natural order: whole
+ * shard groups, then whole tensor groups, then single workers; each round takes what fits on a host
+ * and leaves the rest to the next one. */
 #include "coordinator/machine.h"
 
 #include <stdlib.h>
@@ -52,8 +52,9 @@ struct hosts {
     int *used;  /* of them, given out */
 };
 
-/* Takes `want` groups of `size` workers: from the smallest host that holds all of them, else as many as
- * the roomiest host holds, and so on. Writes the members in host order to out; returns groups not placed. */
+/* Takes `want` groups of `size` workers: from the smallest host that holds all of them, else as
+ * many as the roomiest host holds, and so on. Writes the members in host order to out; returns
+ * groups not placed. */
 static int spread(struct hosts *h, const int *sorted, int size, int want, int *out, int *n_out) {
     int *taken = h->start + 3 * h->n; /* the fourth part of scratch */
     for (int i = 0; i < h->n; i++) taken[i] = 0;
@@ -65,8 +66,9 @@ static int spread(struct hosts *h, const int *sorted, int size, int want, int *o
             if (room < size) continue;
             bool all = room / size >= want;
             int best_room = best < 0 ? 0 : h->size[best] - h->used[best] - taken[best] * size;
-            bool better = best < 0 || (all && !best_all) ||
-                          (all == best_all && (all ? room < best_room : room / size > best_room / size));
+            bool better =
+                best < 0 || (all && !best_all) ||
+                (all == best_all && (all ? room < best_room : room / size > best_room / size));
             if (!better) continue;
             best = i;
             best_all = all;
@@ -78,11 +80,13 @@ static int spread(struct hosts *h, const int *sorted, int size, int want, int *o
         want -= k;
     }
     for (int i = 0; i < h->n; i++)
-        for (int k = 0; k < taken[i] * size; k++) out[(*n_out)++] = sorted[h->start[i] + h->used[i]++];
+        for (int k = 0; k < taken[i] * size; k++)
+            out[(*n_out)++] = sorted[h->start[i] + h->used[i]++];
     return want;
 }
 
-int zt_schedule_place(const struct zt_slot *slots, int n, struct zt_mesh mesh, int *order, int *scratch) {
+int zt_schedule_place(const struct zt_slot *slots, int n, struct zt_mesh mesh, int *order,
+                      int *scratch) {
     int world = zt_mesh_world(mesh);
     if (world < 1 || n < world) return ZT_ENOPLACE;
     int *sorted = malloc(sizeof(int) * (size_t)n);
@@ -92,7 +96,8 @@ int zt_schedule_place(const struct zt_slot *slots, int n, struct zt_mesh mesh, i
     int n_hosts = 0;
     for (int i = 0; i < n; i++)
         if (i == 0 || strcmp(slots[sorted[i]].host, slots[sorted[i - 1]].host)) n_hosts++;
-    struct hosts h = {.n = n_hosts, .start = scratch, .size = scratch + n_hosts, .used = scratch + 2 * n_hosts};
+    struct hosts h = {
+        .n = n_hosts, .start = scratch, .size = scratch + n_hosts, .used = scratch + 2 * n_hosts};
     for (int i = 0, k = -1; i < n; i++) {
         if (i == 0 || strcmp(slots[sorted[i]].host, slots[sorted[i - 1]].host)) {
             h.start[++k] = i;
