@@ -1,0 +1,788 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/job.c: one trainer of one generation. See supervisor.h for the order in which things are told.
+ *
+ * What the child says goes into bounded stores (steps.h, logs.h) and from there, one request at a time,
+ * to the coordinator; the session sends an outstanding request again after a reconnect. A refusal that
+ * may pass (busy, full disk) is tried again after RETRY_MS; STALE drops the reports of the generation. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <signal.h>
+
+#include "worker/supervisor.h"
+
+#define RETRY_MS 500u
+#define DRAIN_PIPES_MS 1000u  /* after the exit: somebody else may hold the pipes open */
+#define REAP_MS 30000u
+#define EVENTS_MAX 256u
+#define LOG_ENTRIES 4096
+
+/* What zt_client_request hands back; the job cannot go while one is out. */
+struct ask { struct zw_job *job; uint64_t child_request; bool put; Zt__Envelope *again; void *arena; };
+
+static void on_batch_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err);
+
+bool zw_job_told(const struct zw_job *j)
+{
+    return j->exit_told == ZW_ACKED;
+}
+
+bool zw_job_holds_child(const struct zw_job *j)
+{
+    return j->spawned && !j->reaped;
+}
+
+struct zw_job *zw_job_new(struct zw_supervisor *s, const char *run_id, uint32_t generation, uint32_t rank)
+{
+    struct zw_job *j = calloc(1, sizeof(*j));
+    char *chunk = malloc(ZW_LOG_CHUNK);
+    char spill[1300] = "";
+    if (!j || !chunk) {
+        free(j);
+        free(chunk);
+        return NULL;
+    }
+    j->sup = s;
+    j->serial = ++s->next_serial;
+    snprintf(j->run_id, sizeof(j->run_id), "%s", run_id);
+    j->generation = generation;
+    j->rank = rank;
+    j->log_chunk = chunk;
+    j->started_at = zw_now(s);
+    j->phase = ZT__TRAINER_PHASE__TP_NONE;
+    if (s->state[0]) {
+        snprintf(spill, sizeof(spill), "%s/spill.%s.%s.%llu", s->state, s->id.host, s->id.name,
+                 (unsigned long long)j->serial);
+    }
+    zw_steps_init(&j->steps, &zt_sys_posix, spill);
+    zw_logs_init(&j->logs);
+    zt_decoder_init(&j->decoder, ZT_FRAME_MAX);
+    j->next = s->jobs;
+    s->jobs = j;
+    return j;
+}
+
+/* ------------------------------------------------------------------------------------- verdicts */
+
+static void set_verdict(struct zw_job *j, Zt__Envelope *env)
+{
+    struct zt_error err;
+    if (j->has_verdict) {
+        return; /* the first word of a rank counts */
+    }
+    if (zt_envelope_copy(env, &j->verdict, &j->verdict_arena, &err)) {
+        zw_log(j->sup, "run %s generation %u: a report is lost: %s", j->run_id, j->generation, err.msg);
+        return;
+    }
+    j->has_verdict = true;
+}
+
+static void fail_job(struct zw_job *j, Zt__ReportFailure *f)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    f->run_id = j->run_id;
+    f->generation = j->generation;
+    f->rank = j->rank;
+    f->has_offset_ms = 1;
+    f->offset_ms = (int64_t)(zw_now(j->sup) - j->started_at);
+    if (!f->has_last_log && j->logs.tail_n > 0) {
+        f->has_last_log = 1;
+        f->last_log = (ProtobufCBinaryData){j->logs.tail_n, (uint8_t *)j->logs.tail};
+    }
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_FAILURE;
+    env.report_failure = f;
+    zw_log(j->sup, "run %s generation %u rank %u: %s: %s", j->run_id, j->generation, j->rank,
+           zt_reason_name((enum zt_reason)f->reason), f->message ? f->message : "");
+    set_verdict(j, &env);
+}
+
+static void fail_simply(struct zw_job *j, enum zt_reason reason, const char *message, int exit_code, int sig)
+{
+    Zt__ReportFailure f = ZT__REPORT_FAILURE__INIT;
+    f.reason = (uint32_t)reason;
+    f.message = (char *)(uintptr_t)message;
+    f.has_exit_code = exit_code >= 0;
+    f.exit_code = exit_code;
+    f.has_signal = sig > 0;
+    f.signal = sig;
+    if (j->child.progress) {
+        int64_t step = atomic_load(&j->child.progress->step);
+        int phase = atomic_load(&j->child.progress->phase);
+        f.has_step = 1;
+        f.step = step;
+        if (phase >= 0 && phase < ZT_PHASE_COUNT) {
+            f.phase = (char *)(uintptr_t)zt_phase_name((enum zt_phase)phase);
+        }
+    }
+    fail_job(j, &f);
+}
+
+static void all_read(struct zw_job *j)
+{
+    struct zw_verdict v;
+    if (j->finished || !j->reaped || j->open_pipes > 0) {
+        return;
+    }
+    j->finished = true;
+    zw_logs_flush(&j->logs, false);
+    zw_logs_flush(&j->logs, true);
+    int64_t oom = zw_oom_kills();
+    bool rose = oom > j->child.oom_before && j->child.oom_before >= 0;
+    zw_verdict_of(j->status, rose, &v);
+    if (j->drained && !j->has_verdict) {
+        fail_simply(j, ZT_REASON_DRAINED, "this worker was asked to stop (drained)", v.exit_code, v.signal);
+    } else if (!j->killed && !j->has_verdict) {
+        fail_simply(j, v.reason, v.text, v.exit_code, v.signal);
+    }
+    zw_child_unmap(&j->child);
+    zw_supervisor_job_gone(j->sup);
+    zw_job_pump(j);
+}
+
+/* ------------------------------------------------------------------------ frames from the child */
+
+static void to_child(struct zw_job *j, Zt__Envelope *env);
+
+static void on_told_phase(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    (void)reply; /* a refusal needs nothing: beats carry the phase too, and ABORT comes by itself */
+    (void)err;
+    a->job->requests--;
+    free(a);
+}
+
+static struct ask *ask_new(struct zw_job *j)
+{
+    struct ask *a = calloc(1, sizeof(*a));
+    if (a) {
+        a->job = j;
+        j->requests++;
+    }
+    return a;
+}
+
+static int ask_send(struct ask *a, Zt__Envelope *env, zt_reply_fn fn)
+{
+    struct zt_error err;
+    if (!a) {
+        return ZT_ENOMEM;
+    }
+    int rc = a->job->sup->client ? zt_client_request(a->job->sup->client, env, true, 0, fn, a, &err)
+                                 : ZT_EUNREACHABLE;
+    if (rc) {
+        a->job->requests--;
+        free(a);
+    }
+    return rc;
+}
+
+static void on_phase(struct zw_job *j, Zt__TrainerPhase phase)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__RankReady ready = ZT__RANK_READY__INIT;
+    Zt__RankInComm in = ZT__RANK_IN_COMM__INIT;
+    if (phase <= j->phase || phase >= ZT__TRAINER_PHASE__TP_EXITED) {
+        return;
+    }
+    j->phase = phase;
+    ready.run_id = in.run_id = j->run_id;
+    ready.generation = in.generation = j->generation;
+    ready.rank = in.rank = j->rank;
+    if (phase == ZT__TRAINER_PHASE__TP_READY) {
+        env.body_case = ZT__ENVELOPE__BODY_RANK_READY;
+        env.rank_ready = &ready;
+    } else if (phase == ZT__TRAINER_PHASE__TP_IN_COMM) {
+        env.body_case = ZT__ENVELOPE__BODY_RANK_IN_COMM;
+        env.rank_in_comm = &in;
+    } else {
+        return;
+    }
+    (void)ask_send(ask_new(j), &env, on_told_phase);
+}
+
+/* A communicator id goes back to the child under the child's own request number. */
+static void on_comm_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    j->requests--;
+    env.request_id = a->child_request;
+    env.has_reply = env.reply = 1;
+    if (err) {
+        env.has_code = 1;
+        env.code = reply ? reply->code : zt_code_to_wire(err->code);
+        env.message = (char *)(uintptr_t)err->msg;
+    } else if (reply->body_case == ZT__ENVELOPE__BODY_COMM_ID) {
+        env.body_case = ZT__ENVELOPE__BODY_COMM_ID;
+        env.comm_id = reply->comm_id;
+    } else {
+        env.has_code = 1;
+        env.code = ZT__CODE__PROTO;
+    }
+    to_child(j, &env);
+    free(a);
+}
+
+static void on_comm_request(struct zw_job *j, const Zt__Envelope *from)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    struct ask *a = ask_new(j);
+    if (a) {
+        a->child_request = from->request_id;
+    }
+    env.body_case = from->body_case;
+    Zt__PutCommId put = ZT__PUT_COMM_ID__INIT;
+    Zt__GetCommId get = ZT__GET_COMM_ID__INIT;
+    if (from->body_case == ZT__ENVELOPE__BODY_PUT_COMM_ID) {
+        put = *from->put_comm_id;
+        put.run_id = j->run_id;
+        put.generation = j->generation;
+        env.put_comm_id = &put;
+    } else {
+        get = *from->get_comm_id;
+        get.run_id = j->run_id;
+        get.generation = j->generation;
+        env.get_comm_id = &get;
+    }
+    if (ask_send(a, &env, on_comm_reply)) {
+        Zt__Envelope no = ZT__ENVELOPE__INIT;
+        no.request_id = from->request_id;
+        no.has_reply = no.reply = no.has_code = 1;
+        no.code = ZT__CODE__UNREACHABLE;
+        to_child(j, &no);
+    }
+}
+
+static void on_event_told(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    (void)reply;
+    (void)err;
+    a->job->events_pending--;
+    a->job->requests--;
+    free(a);
+}
+
+static void on_event(struct zw_job *j, const Zt__ReportEvent *from)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportEvent ev = *from;
+    if (j->events_pending >= EVENTS_MAX) {
+        return; /* a flood of events is one event too many: the log has them all */
+    }
+    ev.run_id = j->run_id;
+    ev.generation = j->generation;
+    ev.rank = j->rank;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_EVENT;
+    env.report_event = &ev;
+    j->events_pending++;
+    if (ask_send(ask_new(j), &env, on_event_told)) {
+        j->events_pending--;
+    }
+}
+
+static void on_steps(struct zw_job *j, const Zt__ReportSteps *r)
+{
+    struct zt_error err;
+    for (size_t i = 0; i < r->n_steps && !j->reports_refused; i++) {
+        r->steps[i]->rank = j->rank;
+        r->steps[i]->generation = j->generation;
+        if (zw_steps_push(&j->steps, r->steps[i], &err)) {
+            zw_log(j->sup, "run %s: a step report is lost: %s", j->run_id, err.msg);
+        }
+    }
+    on_phase(j, ZT__TRAINER_PHASE__TP_RUNNING);
+    zw_job_pump(j);
+}
+
+static void on_done(struct zw_job *j, const Zt__TrainerDone *d)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__RankDone done = ZT__RANK_DONE__INIT;
+    done.run_id = j->run_id;
+    done.generation = j->generation;
+    done.rank = j->rank;
+    done.steps = d->steps;
+    done.parameter_hash = d->parameter_hash;
+    env.body_case = ZT__ENVELOPE__BODY_RANK_DONE;
+    env.rank_done = &done;
+    on_phase(j, ZT__TRAINER_PHASE__TP_DONE);
+    set_verdict(j, &env);
+    zw_job_pump(j);
+}
+
+static int on_child_frame(void *arg, const Zt__Envelope *env, struct zt_error *err)
+{
+    struct zw_job *j = arg;
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_TRAINER_STATE:
+        on_phase(j, env->trainer_state->phase);
+        break;
+    case ZT__ENVELOPE__BODY_REPORT_STEPS:
+        on_steps(j, env->report_steps);
+        break;
+    case ZT__ENVELOPE__BODY_PUT_COMM_ID:
+    case ZT__ENVELOPE__BODY_GET_COMM_ID:
+        on_comm_request(j, env);
+        break;
+    case ZT__ENVELOPE__BODY_REPORT_EVENT:
+        on_event(j, env->report_event);
+        break;
+    case ZT__ENVELOPE__BODY_TRAINER_FAILURE: {
+        Zt__ReportFailure f = *env->trainer_failure->failure;
+        fail_job(j, &f);
+        zw_job_pump(j);
+        break;
+    }
+    case ZT__ENVELOPE__BODY_TRAINER_DONE:
+        on_done(j, env->trainer_done);
+        break;
+    default:
+        return zt_fail(err, ZT_EPROTO, "the trainer sent %s", zt_envelope_body_name(env));
+    }
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------- pipes */
+
+static void on_pipe_closed(uv_handle_t *h)
+{
+    struct zw_job *j = h->data;
+    j->handles--;
+}
+
+static void close_pipe(struct zw_job *j, uv_pipe_t *p)
+{
+    if (!uv_is_closing((uv_handle_t *)p)) {
+        j->open_pipes--;
+        uv_close((uv_handle_t *)p, on_pipe_closed);
+    }
+}
+
+static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *buf)
+{
+    struct zw_job *j = h->data;
+    (void)want;
+    *buf = uv_buf_init(j->buf, sizeof(j->buf));
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct zw_job *j = stream->data;
+    struct zt_error err;
+    if (n < 0) {
+        close_pipe(j, (uv_pipe_t *)stream);
+        all_read(j);
+        return;
+    }
+    if (stream != (uv_stream_t *)&j->channel) {
+        zw_logs_feed(&j->logs, stream == (uv_stream_t *)&j->err, buf->base, (size_t)n);
+        zw_job_pump(j);
+        return;
+    }
+    if (n > 0 && zt_decoder_feed(&j->decoder, buf->base, (size_t)n, on_child_frame, j, &err)) {
+        char text[300];
+        snprintf(text, sizeof(text), "the trainer's channel is broken: %.200s", err.msg);
+        fail_simply(j, ZT_REASON_EXIT_NONZERO, text, -1, 0);
+        close_pipe(j, &j->channel);
+        zw_job_kill(j);
+        all_read(j);
+    }
+}
+
+struct down { uv_write_t req; uint8_t *bytes; };
+
+static void on_down(uv_write_t *req, int status)
+{
+    struct down *d = (struct down *)req;
+    (void)status; /* a child that is gone is noticed by its exit */
+    free(d->bytes);
+    free(d);
+}
+
+static void to_child(struct zw_job *j, Zt__Envelope *env)
+{
+    struct zt_error err;
+    size_t n;
+    struct down *d;
+    if (!j->spawned || j->reaped || uv_is_closing((uv_handle_t *)&j->channel)) {
+        return;
+    }
+    d = calloc(1, sizeof(*d));
+    if (!d || zt_frame_pack(env, &d->bytes, &n, &err)) {
+        free(d);
+        return;
+    }
+    uv_buf_t buf = uv_buf_init((char *)d->bytes, (unsigned)n);
+    if (uv_write(&d->req, (uv_stream_t *)&j->channel, &buf, 1, on_down)) {
+        free(d->bytes);
+        free(d);
+    }
+}
+
+static void adopt_pipe(struct zw_job *j, uv_pipe_t *p, int fd)
+{
+    int rc = uv_pipe_init(&j->sup->loop, p, 0);
+    ZT_ASSERT(rc == 0); /* does nothing that can fail */
+    p->data = j;
+    j->handles++;
+    j->open_pipes++;
+    rc = uv_pipe_open(p, fd);
+    if (rc == 0) {
+        rc = uv_read_start((uv_stream_t *)p, on_alloc, on_read);
+    } else {
+        close(fd);
+    }
+    if (rc) {
+        close_pipe(j, p);
+    }
+}
+
+void zw_job_start(struct zw_job *j, const Zt__Assignment *a)
+{
+    struct zw_supervisor *s = j->sup;
+    struct zt_error err;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__TrainerStart start = ZT__TRAINER_START__INIT;
+    if (zw_child_spawn(s->o.trainer_command, LOG_ENTRIES, &j->child, &err)) {
+        j->finished = true;
+        fail_simply(j, ZT_REASON_EXIT_NONZERO, err.msg, -1, 0);
+        zw_job_pump(j);
+        return;
+    }
+    j->spawned = true;
+    j->phase = ZT__TRAINER_PHASE__TP_STARTING;
+    adopt_pipe(j, &j->channel, j->child.channel);
+    adopt_pipe(j, &j->out, j->child.out);
+    adopt_pipe(j, &j->err, j->child.err);
+    int64_t capacity = s->capacity;
+    int here = a->has_workers_on_host ? (int)a->workers_on_host : 1;
+    if (!s->o.memory_bytes && here > 0 && s->half_memory / here < capacity) {
+        capacity = s->half_memory / here / (2 << 20) * (2 << 20);
+    }
+    start.assignment = (Zt__Assignment *)(uintptr_t)a;
+    start.run_id = j->run_id;
+    start.generation = j->generation;
+    start.device = (char *)(uintptr_t)s->o.device;
+    start.capacity_bytes = (uint64_t)capacity;
+    start.threads = (uint32_t)(s->o.threads ? s->o.threads : here > 0 && s->cpus / here > 0 ? s->cpus / here : 1);
+    start.isa = (char *)(uintptr_t)s->o.isa;
+    start.gemm = (char *)(uintptr_t)s->o.gemm;
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_START;
+    env.trainer_start = &start;
+    to_child(j, &env);
+    zw_log(s, "run %s generation %u rank %u: trainer %d started", j->run_id, j->generation, j->rank,
+           (int)j->child.pid);
+}
+
+void zw_job_kill(struct zw_job *j)
+{
+    if (!zw_job_holds_child(j) || j->killed) {
+        return;
+    }
+    j->killed = true;
+    j->killed_at = zw_now(j->sup);
+    if (kill(-j->child.pid, SIGKILL)) {
+        kill(j->child.pid, SIGKILL);
+    }
+}
+
+void zw_job_reaped(struct zw_job *j, int status)
+{
+    j->reaped = true;
+    j->status = status;
+    j->reaped_at = zw_now(j->sup);
+    kill(-j->child.pid, SIGKILL); /* whatever it may have left in its group */
+    all_read(j);
+}
+
+void zw_job_tick(struct zw_job *j)
+{
+    zw_logs_age(&j->logs);
+    if (j->reaped && !j->finished && zw_now(j->sup) - j->reaped_at > DRAIN_PIPES_MS) {
+        close_pipe(j, &j->channel);
+        close_pipe(j, &j->out);
+        close_pipe(j, &j->err);
+        all_read(j);
+    }
+    if (j->killed && !j->reaped && zw_now(j->sup) - j->killed_at > REAP_MS && !j->unkillable_told) {
+        Zt__ReportEvent ev = ZT__REPORT_EVENT__INIT;
+        char text[160];
+        j->unkillable_told = true;
+        snprintf(text, sizeof(text),
+                 "trainer process %d does not die of SIGKILL after %u s: a driver or file system holds it",
+                 (int)j->child.pid, REAP_MS / 1000u);
+        zw_log(j->sup, "%s", text);
+        ev.kind = (char *)(uintptr_t)"CHILD_UNKILLABLE";
+        ev.message = text;
+        ev.has_level = 1;
+        ev.level = 3;
+        on_event(j, &ev);
+    }
+    zw_job_pump(j);
+}
+
+/* -------------------------------------------------------------------------------------- telling */
+
+/* After a refusal: true = try again later. */
+static bool may_pass(const Zt__Envelope *reply)
+{
+    if (!reply) {
+        return false; /* the session is over */
+    }
+    switch (reply->code) {
+    case ZT__CODE__BUSY:
+    case ZT__CODE__IO:
+    case ZT__CODE__NO_MEMORY:
+    case ZT__CODE__INTERNAL:
+    case ZT__CODE__TIMEOUT:
+    case ZT__CODE__CONFLICT: /* not registered yet: the next try comes after Register */
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void complain(struct zw_job *j, const char *what, const struct zt_error *err)
+{
+    if (zw_now(j->sup) - j->sup->last_complaint >= 1000 && !j->sup->quitting) {
+        j->sup->last_complaint = zw_now(j->sup);
+        zw_log(j->sup, "run %s generation %u: %s refused: %s", j->run_id, j->generation, what, err->msg);
+    }
+}
+
+static void refuse(struct zw_job *j, const char *what, const Zt__Envelope *reply, const struct zt_error *err,
+                   enum zw_told *told)
+{
+    if (!reply || reply->code != ZT__CODE__STALE_GENERATION) {
+        complain(j, what, err);
+    }
+    if (may_pass(reply)) {
+        *told = ZW_NOT_YET;
+        j->retry_at = zw_now(j->sup) + RETRY_MS;
+    } else {
+        *told = ZW_ACKED; /* nobody wants it */
+    }
+}
+
+static void send_batch(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportSteps r = ZT__REPORT_STEPS__INIT;
+    Zt__StepReport *steps[ZW_BATCH_REPORTS];
+    size_t n = 0;
+    for (size_t i = 0; i < j->batch.n; i++) {
+        steps[n] = zt__step_report__unpack(NULL, j->batch.reports[i].n, j->batch.reports[i].bytes);
+        n += steps[n] != NULL;
+    }
+    r.run_id = j->run_id;
+    r.seq = j->batch_seq;
+    r.incarnation = (ProtobufCBinaryData){sizeof(j->sup->id.incarnation), j->sup->id.incarnation};
+    r.n_steps = n;
+    r.steps = steps;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_STEPS;
+    env.report_steps = &r;
+    if (n == j->batch.n && ask_send(ask_new(j), &env, on_batch_reply) == 0) {
+        j->batch_told = ZW_SENT;
+    } else {
+        j->retry_at = zw_now(j->sup) + RETRY_MS;
+    }
+    for (size_t i = 0; i < n; i++) {
+        zt__step_report__free_unpacked(steps[i], NULL);
+    }
+}
+
+static void on_batch_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    free(a);
+    j->requests--;
+    if (err) {
+        refuse(j, "step reports", reply, err, &j->batch_told);
+        if (j->batch_told == ZW_ACKED) {
+            j->reports_refused = true;
+            zw_steps_clear(&j->steps);
+        }
+    } else {
+        j->batch_told = ZW_ACKED;
+    }
+    if (j->batch_told == ZW_ACKED) {
+        zw_batch_free(&j->batch);
+    }
+    zw_job_pump(j);
+}
+
+static void on_log_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    uint64_t sent_to = a->child_request; /* offset after the piece that was sent */
+    free(a);
+    j->requests--;
+    j->log_told = ZW_NOT_YET;
+    if (err) {
+        enum zw_told told = ZW_SENT;
+        refuse(j, "log", reply, err, &told);
+        if (told == ZW_ACKED) {
+            zw_logs_ack(&j->logs, sent_to);
+        }
+    } else if (reply->body_case == ZT__ENVELOPE__BODY_LOG_ACK) {
+        uint64_t upto = reply->log_ack->offset;
+        zw_logs_ack(&j->logs, upto > sent_to ? sent_to : upto);
+        if (upto < sent_to) {
+            j->retry_at = zw_now(j->sup) + RETRY_MS; /* it wants these bytes again */
+        }
+    } else {
+        zw_logs_ack(&j->logs, sent_to);
+    }
+    zw_job_pump(j);
+}
+
+static void send_log(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__LogAppend log = ZT__LOG_APPEND__INIT;
+    uint64_t offset = 0;
+    bool is_err = false;
+    size_t n = zw_logs_peek(&j->logs, j->log_chunk, ZW_LOG_CHUNK, &offset, &is_err);
+    if (n == 0) {
+        return;
+    }
+    log.run_id = j->run_id;
+    log.generation = j->generation;
+    log.rank = j->rank;
+    log.offset = offset;
+    log.data = (ProtobufCBinaryData){n, (uint8_t *)j->log_chunk};
+    log.has_err = log.err = is_err;
+    env.body_case = ZT__ENVELOPE__BODY_LOG_APPEND;
+    env.log_append = &log;
+    struct ask *a = ask_new(j);
+    if (a) {
+        a->child_request = offset + n;
+    }
+    if (ask_send(a, &env, on_log_reply) == 0) {
+        j->log_told = ZW_SENT;
+    }
+}
+
+static void on_verdict_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    free(a);
+    j->requests--;
+    j->verdict_told = ZW_ACKED;
+    if (err) {
+        refuse(j, "the rank's end", reply, err, &j->verdict_told);
+    }
+    zw_job_pump(j);
+}
+
+static void on_exit_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    free(a);
+    j->requests--;
+    j->exit_told = ZW_ACKED;
+    if (err) {
+        refuse(j, "the trainer's exit", reply, err, &j->exit_told);
+    }
+    zw_job_pump(j);
+}
+
+static void send_exit(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ChildExited ex = ZT__CHILD_EXITED__INIT;
+    struct zw_verdict v = {.exit_code = -1};
+    if (j->reaped) {
+        zw_verdict_of(j->status, false, &v);
+    }
+    ex.run_id = j->run_id;
+    ex.generation = j->generation;
+    ex.rank = j->rank;
+    ex.has_exit_code = v.exit_code >= 0;
+    ex.exit_code = v.exit_code;
+    ex.has_signal = v.signal > 0;
+    ex.signal = v.signal;
+    env.body_case = ZT__ENVELOPE__BODY_CHILD_EXITED;
+    env.child_exited = &ex;
+    if (ask_send(ask_new(j), &env, on_exit_reply) == 0) {
+        j->exit_told = ZW_SENT;
+    }
+}
+
+void zw_job_pump(struct zw_job *j)
+{
+    struct zw_supervisor *s = j->sup;
+    if (s->quitting || !s->client || zw_now(s) < j->retry_at) {
+        return;
+    }
+    if (j->batch_told != ZW_SENT && j->batch.n == 0 && zw_steps_count(&j->steps) > 0) {
+        zw_steps_take(&j->steps, &j->batch);
+        j->batch_seq = ++s->next_batch;
+        j->batch_told = ZW_NOT_YET;
+    }
+    if (j->batch.n > 0 && j->batch_told == ZW_NOT_YET) {
+        send_batch(j);
+    }
+    if (j->log_told == ZW_NOT_YET) {
+        send_log(j);
+    }
+    if (j->batch.n > 0 || zw_steps_count(&j->steps) > 0) {
+        return; /* what follows is told behind the reports */
+    }
+    if (j->has_verdict && j->verdict_told == ZW_NOT_YET) {
+        if (ask_send(ask_new(j), j->verdict, on_verdict_reply) == 0) {
+            j->verdict_told = ZW_SENT;
+        }
+    }
+    bool explained = !j->has_verdict || j->verdict_told == ZW_ACKED;
+    if (j->finished && explained && j->exit_told == ZW_NOT_YET) {
+        send_exit(j);
+    }
+}
+
+/* ------------------------------------------------------------------------------------ its end */
+
+static void job_free(struct zw_job *j)
+{
+    struct zw_job **at = &j->sup->jobs;
+    while (*at != j) {
+        at = &(*at)->next;
+    }
+    *at = j->next;
+    zw_child_unmap(&j->child);
+    zw_steps_free(&j->steps);
+    zw_logs_free(&j->logs);
+    zw_batch_free(&j->batch);
+    zt_envelope_free(j->verdict, j->verdict_arena);
+    zt_decoder_free(&j->decoder);
+    free(j->log_chunk);
+    free(j);
+}
+
+bool zw_job_free_if_done(struct zw_job *j)
+{
+    bool told = zw_job_told(j) && !j->logs.first && j->events_pending == 0;
+    if (j->handles > 0 || j->requests > 0 || (!told && !j->dead)) {
+        return false;
+    }
+    job_free(j);
+    return true;
+}
+
+void zw_job_close(struct zw_job *j)
+{
+    j->dead = true;
+    if (j->spawned) {
+        close_pipe(j, &j->channel);
+        close_pipe(j, &j->out);
+        close_pipe(j, &j->err);
+    }
+}

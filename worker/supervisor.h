@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/supervisor.h: inside of the supervisor, shared by supervisor.c (session, beats, what is wanted)
+ * and job.c (one trainer of one generation and all that must still be told about it).
+ *
+ *   coordinator <-- session --> supervisor <-- frames, pipes, mapping --> trainer child
+ *
+ * A job is made for a (run, generation) when START is heard, or for an ABORT of one that is not here, and
+ * lives until the coordinator has acknowledged, in this order: step reports, RankDone or ReportFailure,
+ * ChildExited; and its log. Everything runs on one loop and one thread; nothing here ever waits for the
+ * child or for the coordinator. */
+#ifndef ZT_WORKER_SUPERVISOR_H
+#define ZT_WORKER_SUPERVISOR_H
+#include <stdbool.h>
+#include <uv.h>
+#include "proto/session.h"
+#include "worker/child.h"
+#include "worker/identity.h"
+#include "worker/logs.h"
+#include "worker/steps.h"
+
+struct zw_options {
+    char host[256];             /* coordinator */
+    int port;
+    const char *device, *host_name, *name, *address, *token_file, *state, *trainer_command;
+    const char *isa, *gemm;
+    int64_t memory_bytes;       /* 0 = default */
+    int threads;                /* 0 = default */
+};
+int zw_supervise(const struct zw_options *o); /* the process's exit code */
+
+struct zw_supervisor;
+
+enum zw_told { ZW_NOT_YET = 0, ZW_SENT, ZW_ACKED };
+
+struct zw_job {
+    struct zw_supervisor *sup;
+    struct zw_job *next;
+    uint64_t serial;
+    char run_id[64];
+    uint32_t generation, rank;
+    struct zw_child child;
+    bool spawned;               /* there is or was a process */
+    bool reaped;
+    int status;                 /* waitpid's, when reaped */
+    bool finished;              /* process gone and its channels read to the end */
+    bool killed, drained;       /* by us; because of a drain */
+    bool aborted;               /* the coordinator asked for it */
+    uint64_t started_at, killed_at, reaped_at;
+    bool unkillable_told;
+    Zt__TrainerPhase phase;
+    uv_pipe_t channel, out, err;
+    int open_pipes;             /* still reading */
+    int handles;                /* not closed yet */
+    struct zt_decoder decoder;
+    char buf[65536];
+    struct zw_steps steps;
+    struct zw_logs logs;
+    char *log_chunk;            /* ZW_LOG_CHUNK bytes */
+    struct zw_batch batch;      /* sent, not acknowledged */
+    uint64_t batch_seq;
+    enum zw_told batch_told, log_told, verdict_told, exit_told;
+    bool has_verdict;
+    Zt__Envelope *verdict;      /* RankDone or ReportFailure */
+    void *verdict_arena;
+    uint64_t retry_at;          /* after a refusal that may pass */
+    bool reports_refused;       /* STALE: nothing more of this generation is wanted */
+    size_t events_pending;
+    bool dead;                  /* all told; waits for handles */
+    int requests;               /* outstanding with this job as argument */
+};
+
+struct zw_past { char run_id[64]; uint32_t generation; };
+#define ZW_PAST 64
+
+struct zw_supervisor {
+    struct zw_options o;
+    uv_loop_t loop;
+    uv_timer_t tick;
+    uv_signal_t sigchld, sigterm, sigint;
+    struct zw_identity id;
+    struct zt_client *client;
+    struct zt_token token;
+    char state[1024];
+    char backend[96], isa[32];
+    int64_t half_memory;        /* half of MemAvailable when this process started */
+    int cpus;
+    int64_t capacity;           /* as registered */
+    int threads;
+    bool registered;
+    uint64_t epoch, beat_seq, next_serial, next_batch;
+    uint64_t beat_ms, next_beat, lost_since; /* lost_since 0 = connected */
+    int beats_out;
+    struct zw_job *jobs;        /* newest first */
+    Zt__Envelope *wanted;       /* BeatReply whose START waits for the old child to go */
+    void *wanted_arena;
+    struct zw_past past[ZW_PAST]; /* generations that had their child */
+    size_t n_past;
+    bool draining, quitting, drain_heard;
+    uint64_t drain_until;
+    int exit_code;
+    bool client_closed;
+    uint64_t last_complaint;
+};
+
+/* Monotonic milliseconds of this loop turn. */
+static inline uint64_t zw_now(const struct zw_supervisor *s) { return uv_now(&s->loop); }
+
+/* job.c */
+struct zw_job *zw_job_new(struct zw_supervisor *s, const char *run_id, uint32_t generation, uint32_t rank);
+/* Starts the trainer of an assignment; a failure becomes the job's verdict. */
+void zw_job_start(struct zw_job *j, const Zt__Assignment *a);
+void zw_job_kill(struct zw_job *j);
+void zw_job_reaped(struct zw_job *j, int status);
+void zw_job_tick(struct zw_job *j);
+void zw_job_pump(struct zw_job *j); /* sends what is next */
+bool zw_job_told(const struct zw_job *j);  /* ChildExited is acknowledged */
+bool zw_job_holds_child(const struct zw_job *j); /* a process that is not reaped */
+bool zw_job_free_if_done(struct zw_job *j); /* true: freed */
+void zw_job_close(struct zw_job *j);        /* at the end of the process: give up what is untold */
+
+/* supervisor.c */
+void zw_log(const struct zw_supervisor *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void zw_supervisor_job_gone(struct zw_supervisor *s);
+
+#endif
