@@ -35,11 +35,11 @@ int zt_child_program(const char *name, const char *room, char *path, size_t n, s
         char *slash = strrchr(self, '/');
         if (slash)
             *slash = '\0';
-        snprintf(path, n, "%s/%s", self, name);
-        if (runnable(path))
+        int m = snprintf(path, n, "%s/%s", self, name);
+        if (m > 0 && (size_t)m < n && runnable(path))
             return 0;
-        snprintf(path, n, "%s/../../%s/%s", self, room, name);
-        if (runnable(path))
+        m = snprintf(path, n, "%s/../../%s/%s", self, room, name);
+        if (m > 0 && (size_t)m < n && runnable(path))
             return 0;
     }
     if (in_path(name, path, n))

@@ -42,7 +42,7 @@ char *zt_escape(const char *text, size_t n, bool keep_tabs) {
         uint32_t c = 0;
         size_t len = utf8_at(s + i, n - i, &c);
         if (len == 0) {
-            p += sprintf(p, "\\x%02x", s[i]);
+            p += sprintf(p, "\\%03o", s[i]);
             i++;
             continue;
         }
@@ -50,7 +50,7 @@ char *zt_escape(const char *text, size_t n, bool keep_tabs) {
             memcpy(p, s + i, len);
             p += len;
         } else if (c < 0x100) {
-            p += sprintf(p, "\\x%02x", c);
+            p += sprintf(p, "\\%03o", c);
         } else {
             p += sprintf(p, "\\u%04x", c);
         }

@@ -7,7 +7,7 @@
 #include <jansson.h>
 #include "clients/zctl/options.h"
 
-/* Control characters, broken UTF-8 and direction marks as \x1b or \u202e; malloc'ed. keep_tabs: a tab
+/* Control characters, broken UTF-8 and direction marks as \033 or \u202e; malloc'ed. keep_tabs: a tab
  * stays. n bytes may hold NUL. NULL: no memory. */
 char *zt_escape(const char *text, size_t n, bool keep_tabs);
 

@@ -13,18 +13,18 @@ static void expect_escape(const char *in, size_t n, bool tabs, const char *want)
 
 Test(out, escapes_what_a_terminal_would_act_on) {
     expect_escape("plain text", 10, false, "plain text");
-    expect_escape("\033[2J\033]0;title\007", 14, false, "\\x1b[2J\\x1b]0;title\\x07");
-    expect_escape("a\tb\n", 4, true, "a\tb\\x0a");
-    expect_escape("a\tb", 3, false, "a\\x09b");
-    expect_escape("a\0b", 3, false, "a\\x00b");
-    expect_escape("\x7f", 1, false, "\\x7f");
-    expect_escape("\xc2\x9b[1m", 5, false, "\\x9b[1m"); /* CSI as one character */
-    expect_escape("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x99\x82", 14, false,
+    expect_escape("\033[2J\033]0;title\007", 14, false, "\\033[2J\\033]0;title\\007");
+    expect_escape("a\tb\n", 4, true, "a\tb\\012");
+    expect_escape("a\tb", 3, false, "a\\011b");
+    expect_escape("a\0b", 3, false, "a\\000b");
+    expect_escape("\x7f", 1, false, "\\177");
+    expect_escape("\xc2\x9b[1m", 5, false, "\\233[1m"); /* CSI as one character */
+    expect_escape("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x99\x82", 15, false,
                   "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x99\x82");
     expect_escape("\xe2\x80\xae" "evil", 7, false, "\\u202eevil"); /* right-to-left override */
-    expect_escape("\xff\xc3", 2, false, "\\xff\\xc3");             /* not UTF-8 */
-    expect_escape("\xc0\x80", 2, false, "\\xc0\\x80");             /* overlong NUL */
-    expect_escape("\xed\xa0\x80", 3, false, "\\xed\\xa0\\x80");    /* surrogate */
+    expect_escape("\xff\xc3", 2, false, "\\377\\303");             /* not UTF-8 */
+    expect_escape("\xc0\x80", 2, false, "\\300\\200");             /* overlong NUL */
+    expect_escape("\xed\xa0\x80", 3, false, "\\355\\240\\200");    /* surrogate */
 }
 
 static const struct zt_column columns[] = {
@@ -62,8 +62,8 @@ static char *print(enum zt_format format) {
 
 Test(out, table) {
     char *text = print(ZT_FORMAT_TABLE);
-    cr_assert_str_eq(text, "NAME      LOSS     TOKENS     BYTES  SHARE\n"
-                           "a\\x1b[1m  2.5000  1,234,567  1.00 MiB  7.8 %\n"
+    cr_assert_str_eq(text, "NAME        LOSS     TOKENS     BYTES  SHARE\n"
+                           "a\\033[1m  2.5000  1,234,567  1.00 MiB  7.8 %\n"
                            "b,\"c\"          -          0     512 B      -\n");
     free(text);
 }

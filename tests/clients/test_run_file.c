@@ -212,7 +212,7 @@ Test(follow, state_line_escapes_foreign_text) {
     s.reason = (char *)(uintptr_t)"DATA_ERROR";
     s.detail = (char *)(uintptr_t)"rank 1: \033[31mno file";
     d.summary = &s;
-    cr_assert_str_eq(zt_state_line(&d, line, sizeof line), "FAILED: DATA_ERROR: rank 1: \\x1b[31mno file");
+    cr_assert_str_eq(zt_state_line(&d, line, sizeof line), "FAILED: DATA_ERROR: rank 1: \\033[31mno file");
     s.reason = (char *)(uintptr_t)"NONE";
     s.detail = NULL;
     cr_assert_str_eq(zt_state_line(&d, line, sizeof line), "FAILED");
