@@ -37,8 +37,10 @@ struct zt_adamw_params {
 struct zt_ops {
     const char *device; /* "cpu", "cuda", "sim" */
 
-    /* One GEMM interface. accumulate: C += ...; bias only with FWD, may be NULL. workspace holds the
-     * packed weights of FWD and DX (gemm_workspace bytes; may be 0). lda etc. are dense. */
+    /* One GEMM interface. accumulate: C += ..., where the old C enters the sum is the library's choice
+     * (fixed by the shape; adding to zeros gives what writing gives); bias only with FWD, may be NULL.
+     * workspace holds the packed weights of FWD and DX (gemm_workspace bytes; 0 for DW and for heads,
+     * N or K >= 8192). NULL workspace: plain weights, slower. lda etc. are dense. */
     size_t (*gemm_workspace)(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t);
     int (*gemm)(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *Bm, const void *bias, void *Cm,

@@ -31,7 +31,8 @@ static int need_scratch(struct zt_ops_ctx *x, int64_t T, int64_t D, struct zt_er
     return ZT_OK;
 }
 
-static struct zt_vec_attention head_of(const struct attention *j, int64_t head, int thread) {
+static struct zt_vec_attention head_of(const struct attention *j, int64_t head, int64_t after,
+                                       int thread) {
     const int64_t b = head / j->H, h = head % j->H;
     const int64_t in = b * j->T * 3 * j->H * j->D + h * j->D, k = j->H * j->D;
     const int64_t at = b * j->T * j->H * j->D + h * j->D;
@@ -47,6 +48,11 @@ static struct zt_vec_attention head_of(const struct attention *j, int64_t head, 
         .scale = (float)(1.0 / sqrt((double)j->D)),
         .scratch = j->x->scratch[thread],
     };
+    const int64_t next = after / j->H * j->T * 3 * k + after % j->H * j->D;
+    if (after < j->B * j->H) {
+        a.next_k = j->qkv + next + k;
+        a.next_v = a.next_k + k;
+    }
     if (j->dqkv) {
         a.out = j->saved + at;
         a.dout = j->dout + at;
@@ -61,7 +67,8 @@ static struct zt_vec_attention head_of(const struct attention *j, int64_t head, 
 
 static void forward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
-    struct zt_vec_attention a = head_of(j, unit / j->blocks, thread);
+    struct zt_vec_attention a =
+        head_of(j, unit / j->blocks, (unit + zt_pool_threads(j->x->pool)) / j->blocks, thread);
     /* A head's blocks follow each other, its keys stay in the cache; the last blocks have the most
      * keys, so the long units come first. */
     j->x->vec->attention_forward(&a, j->blocks - 1 - unit % j->blocks);
@@ -69,7 +76,7 @@ static void forward_unit(void *arg, int64_t unit, int thread) {
 
 static void backward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
-    struct zt_vec_attention a = head_of(j, unit, thread);
+    struct zt_vec_attention a = head_of(j, unit, unit + zt_pool_threads(j->x->pool), thread);
     j->x->vec->attention_backward(&a);
 }
 

@@ -36,7 +36,8 @@ struct zt_vec_attention {
     int64_t stride, ostride;
     int64_t T, D;
     float scale;
-    float *scratch; /* zt_vec_attention_scratch() floats, 64-byte aligned */
+    const float *next_k, *next_v; /* of the head this thread probably takes next, or NULL: a hint */
+    float *scratch;               /* zt_vec_attention_scratch() floats, 64-byte aligned */
 };
 
 #define ZT_ATTENTION_BLOCK 64 /* queries, or keys, of one tile */

@@ -34,7 +34,37 @@
 #define MAX_VECTORS 1
 #endif
 
+/* Rows that will be needed soon. They lie a page apart, where no hardware prefetcher follows, and a
+ * burst would fill the miss buffers: each product block asks for a few. Only a hint. */
+#define AHEAD_ROWS 6
+struct ahead {
+    struct {
+        const float *row;
+        int64_t stride, left;
+    } range[8];
+    int count;
+    int64_t D;
+};
+
+static void ahead_add(struct ahead *q, const float *row, int64_t stride, int64_t rows) {
+    if (!row || q->count == 8) return;
+    q->range[q->count].row = row;
+    q->range[q->count].stride = stride;
+    q->range[q->count++].left = rows;
+}
+
+INLINE void ahead_step(struct ahead *q) {
+    for (int i = 0; i < AHEAD_ROWS && q->count > 0; i++) {
+        const int last = q->count - 1;
+        const float *row = q->range[last].row;
+        for (int64_t d = 0; d < q->D; d += 16) _mm_prefetch((const char *)(row + d), _MM_HINT_T1);
+        q->range[last].row = row + q->range[last].stride;
+        if (--q->range[last].left <= 0) q->count = last;
+    }
+}
+
 struct product {
+    struct ahead *ahead;
     float *c;
     int64_t ldc;
     const float *a;
@@ -82,7 +112,10 @@ INLINE void product_block(const struct product *p, int64_t row, int64_t lane, co
 #define PRODUCT_ROWS(vectors)                                                                      \
     static void product_rows_##vectors(const struct product *p, int64_t rows, int64_t lane) {      \
         int64_t r = 0;                                                                             \
-        for (; r + MAX_ROWS <= rows; r += MAX_ROWS) product_block(p, r, lane, MAX_ROWS, vectors);  \
+        for (; r + MAX_ROWS <= rows; r += MAX_ROWS) {                                              \
+            ahead_step(p->ahead);                                                                  \
+            product_block(p, r, lane, MAX_ROWS, vectors);                                          \
+        }                                                                                          \
         switch (rows - r) {                                                                        \
         case 5:                                                                                    \
             product_block(p, r, lane, MAX_ROWS < 5 ? 1 : 5, vectors);                              \
@@ -136,10 +169,11 @@ struct tiles {
     float *q, *dout;         /* [64][padded]: scaled queries, output gradients */
     float *top, *sum, *keep; /* [64]: running maximum, sum, factor on what was summed before */
     float *dk, *dv;          /* [T to 64][padded]: sums of the head */
+    struct ahead ahead;
 };
 
 static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
-    struct tiles t = {.D = D, .padded = (D + 15) / 16 * 16};
+    struct tiles t = {.D = D, .padded = (D + 15) / 16 * 16, .ahead.D = D};
     const int64_t rows = (T + BLOCK - 1) / BLOCK * BLOCK;
     float *at = scratch;
 #define TAKE(field, count)                                                                         \
@@ -177,13 +211,6 @@ static void gather_rows(float *out, int64_t ostride, const float *in, int64_t st
             row_store(o, d, D, row_load(in + r * stride, d, D, 0.0f));
         for (int64_t d = D; d < padded; d++) o[d] = 0.0f;
     }
-}
-
-/* Asks for n rows of D floats: they lie a page apart, where no hardware prefetcher follows. */
-static void prefetch_rows(const float *in, int64_t stride, int64_t n, int64_t D) {
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t d = 0; d < D; d += 16)
-            _mm_prefetch((const char *)(in + r * stride + d), _MM_HINT_T1);
 }
 
 /* One tile: which keys and queries, how many, and whether the diagonal crosses it. */
@@ -278,13 +305,16 @@ static void store_transposed(float *out, int64_t stride, const float *in, int64_
     transpose(out, stride, in, BLOCK, D, n);
 }
 
-/* The keys and values of the tile after this one, if there is one. */
-static void prefetch_next(const struct zt_vec_attention *a, const struct tile *s,
-                          int64_t query_block) {
-    if (s->key / BLOCK >= query_block) return;
-    const struct tile next = tile_at(query_block, s->key / BLOCK + 1, a->T);
-    prefetch_rows(a->k + next.key * a->stride, a->stride, next.keys, a->D);
-    prefetch_rows(a->v + next.key * a->stride, a->stride, next.keys, a->D);
+/* Queues the keys and values of the tile after this one or, at the last tile of a block, what the
+ * next block or unit starts with. */
+static void look_ahead(const struct zt_vec_attention *a, const struct tile *s, struct tiles *t,
+                       bool last) {
+    t->ahead.count = 0;
+    if (!last) {
+        const int64_t left = a->T - s->key - BLOCK, rows = left < BLOCK ? left : BLOCK;
+        ahead_add(&t->ahead, a->v + (s->key + BLOCK) * a->stride, a->stride, rows);
+        ahead_add(&t->ahead, a->k + (s->key + BLOCK) * a->stride, a->stride, rows);
+    }
 }
 
 /* The queries of a block, scaled, in both orders. */
@@ -298,8 +328,6 @@ static void load_queries(const struct zt_vec_attention *a, const struct tile *s,
 static void vec_attention_forward(const struct zt_vec_attention *a, int64_t query_block) {
     struct tiles t = tiles_in(a->scratch, a->T, a->D);
     struct tile s = tile_at(query_block, 0, a->T);
-    prefetch_rows(a->k, a->stride, s.keys, a->D);
-    prefetch_rows(a->v, a->stride, s.keys, a->D);
     load_queries(a, &s, &t);
     for (int i = 0; i < BLOCK; i++) {
         t.top[i] = -__builtin_inff();
@@ -308,9 +336,15 @@ static void vec_attention_forward(const struct zt_vec_attention *a, int64_t quer
     for (int64_t key_block = 0; key_block <= query_block; key_block++) {
         s = tile_at(query_block, key_block, a->T);
         const float *k = a->k + s.key * a->stride, *v = a->v + s.key * a->stride;
-        prefetch_next(a, &s, query_block);
+        look_ahead(a, &s, &t, s.diagonal);
+        if (s.diagonal) {
+            ahead_add(&t.ahead, a->next_v, a->stride, BLOCK < a->T ? BLOCK : a->T);
+            ahead_add(&t.ahead, a->next_k, a->stride, BLOCK < a->T ? BLOCK : a->T);
+            ahead_add(&t.ahead, a->o + s.query * a->ostride, a->ostride, s.queries);
+        }
         tile_product(&s,
-                     (struct product){.c = t.score,
+                     (struct product){.ahead = &t.ahead,
+                                      .c = t.score,
                                       .ldc = BLOCK,
                                       .a = k,
                                       .a_row = a->stride,
@@ -322,7 +356,8 @@ static void vec_attention_forward(const struct zt_vec_attention *a, int64_t quer
         softmax_tile(&s, &t);
         gather_rows(t.plain, a->D, v, a->stride, s.keys, a->D, a->D);
         tile_product(&s,
-                     (struct product){.c = t.acct,
+                     (struct product){.ahead = &t.ahead,
+                                      .c = t.acct,
                                       .ldc = BLOCK,
                                       .a = t.plain,
                                       .a_row = 1,
@@ -387,7 +422,8 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
     const float *v = a->v + s->key * a->stride;
     gather_rows(t->plain, D, a->k + s->key * a->stride, a->stride, s->keys, D, D);
     tile_product(s,
-                 (struct product){.c = t->score,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->score,
                                   .ldc = BLOCK,
                                   .a = t->plain,
                                   .a_row = D,
@@ -397,7 +433,8 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
                                   .n = D},
                  ROWS_ARE_KEYS, s->keys, s->vectors);
     tile_product(s,
-                 (struct product){.c = t->dscore,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->dscore,
                                   .ldc = BLOCK,
                                   .a = v,
                                   .a_row = a->stride,
@@ -408,7 +445,8 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
                  ROWS_ARE_KEYS, s->keys, s->vectors);
     softmax_gradient_tile(s, t);
     tile_product(s,
-                 (struct product){.c = t->dv + s->key * padded,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->dv + s->key * padded,
                                   .ldc = padded,
                                   .a = t->score,
                                   .a_row = BLOCK,
@@ -419,7 +457,8 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
                                   .accumulate = true},
                  ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
     tile_product(s,
-                 (struct product){.c = t->dk + s->key * padded,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->dk + s->key * padded,
                                   .ldc = padded,
                                   .a = t->dscore,
                                   .a_row = BLOCK,
@@ -430,7 +469,8 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
                                   .accumulate = true},
                  ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
     tile_product(s,
-                 (struct product){.c = t->acct,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->acct,
                                   .ldc = BLOCK,
                                   .a = t->plain,
                                   .a_row = 1,
@@ -440,6 +480,23 @@ static void backward_tile(const struct zt_vec_attention *a, const struct tile *s
                                   .n = s->keys,
                                   .accumulate = s->key > 0},
                  SUM_OVER_KEYS, D, s->vectors);
+}
+
+/* At the last tile of a block of queries: its dQ rows, and the rows of the block after it. */
+static void look_ahead_of_block(const struct zt_vec_attention *a, const struct tile *s,
+                                struct tiles *t) {
+    const int64_t next = s->query + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
+    if (left > 0) {
+        ahead_add(&t->ahead, a->out + next * a->ostride, a->ostride, rows);
+        ahead_add(&t->ahead, a->dout + next * a->ostride, a->ostride, rows);
+        ahead_add(&t->ahead, a->q + next * a->stride, a->stride, rows);
+    } else {
+        ahead_add(&t->ahead, a->next_v, a->stride, BLOCK < a->T ? BLOCK : a->T);
+        ahead_add(&t->ahead, a->next_k, a->stride, BLOCK < a->T ? BLOCK : a->T);
+        ahead_add(&t->ahead, a->dv, a->stride, BLOCK < a->T ? BLOCK : a->T);
+        ahead_add(&t->ahead, a->dk, a->stride, BLOCK < a->T ? BLOCK : a->T);
+    }
+    ahead_add(&t->ahead, a->dq + s->query * a->stride, a->stride, s->queries);
 }
 
 static void vec_attention_backward(const struct zt_vec_attention *a) {
@@ -456,7 +513,8 @@ static void vec_attention_backward(const struct zt_vec_attention *a) {
         load_statistics(a, &s, &t);
         for (int64_t key_block = 0; key_block <= query_block; key_block++) {
             s = tile_at(query_block, key_block, a->T);
-            prefetch_next(a, &s, query_block);
+            look_ahead(a, &s, &t, s.diagonal);
+            if (s.diagonal) look_ahead_of_block(a, &s, &t);
             backward_tile(a, &s, &t);
         }
         vec_scale(t.acct, a->scale, (size_t)(a->D * BLOCK));
