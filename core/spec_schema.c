@@ -374,7 +374,6 @@ static const struct zt_not_yet not_yet[] = {
     {"parallelism.wrap", "block"},
     {"parallelism.prefetch", "1"},
     {"parallelism.bucket_mib", "0"},
-    {"parallelism.overlap", "true"},
     {"parallelism.max_inflight_reduces", "1"},
     {"parallelism.persistence_threshold", "0"},
     {"parallelism.no_sync", "false"},
@@ -382,6 +381,8 @@ static const struct zt_not_yet not_yet[] = {
     {"activation_checkpoint.every", "1"},
     {"checkpoint", NULL},
     {"memory.expandable_segments", "false"},
+    {"comm.trace_buf_size", "4096"},
+    {"restart.no_progress_limit", "3"}, /* it counts checkpoints */
 };
 
 /* Words of other programs, for "did you mean". */

@@ -68,8 +68,8 @@ Test(spec, every_value_is_read) {
         "  max_norm: 0, state_init: lazy}\n"
         "lr_scheduler: {warmup_steps: 5, decay_type: sqrt, decay_ratio: 0.5, min_lr_factor: 0.1}\n"
         "memory: {max_split_size_mib: 64, gc_threshold: 0.5}\n"
-        "comm: {init_timeout_seconds: 5, train_timeout_seconds: 50, trace_buf_size: 128}\n"
-        "restart: {max_restarts: 0, backoff_seconds: {initial: 0.5, max: 2}, no_progress_limit: 0}\n"
+        "comm: {init_timeout_seconds: 5, train_timeout_seconds: 50, trace_buf_size: 4096}\n"
+        "restart: {max_restarts: 0, backoff_seconds: {initial: 0.5, max: 2}, no_progress_limit: 3}\n"
         "timeouts: {start: 1, first_step: 2, progress: 3, term_grace: 4, time_limit: 5, queue: 6}\n"
         "metrics: {log_freq: 1, warmup_steps: 0, per_rank_keep: 0, parameter_hash_every: 1}\n";
     cr_assert_eq(parse(text), 0, "%s", err.msg);

@@ -396,11 +396,12 @@ Test(refuse, not_in_this_version) {
         {"parallelism.wrap=2", "\"2\" is not in this version (only block)"},
         {"parallelism.wrap=part", "\"part\" is not in this version (only block)"},
         {"parallelism.bucket_mib=25", "\"25\" is not in this version (only 0)"},
-        {"parallelism.overlap=false", "\"false\" is not in this version (only true)"},
         {"parallelism.max_inflight_reduces=2", "\"2\" is not in this version (only 1)"},
         {"activation_checkpoint.mode=full", "\"full\" is not in this version (only none)"},
         {"checkpoint={interval: 50}", "not in this version; leave the section out"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
+        {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},
+        {"restart.no_progress_limit=0", "\"0\" is not in this version (only 3)"},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         char want[300];
