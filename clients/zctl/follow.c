@@ -246,7 +246,7 @@ int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32
         uint64_t before = f->event_after;
         for (size_t i = 0; i < l->n_events; i++) {
             f->event_after = l->events[i]->id > f->event_after ? l->events[i]->id : f->event_after;
-            if ((l->events[i]->has_level ? l->events[i]->level : 0) >= least_level)
+            if ((l->events[i]->has_level ? l->events[i]->level : 1) >= least_level)
                 print_event(f, l->events[i], out);
         }
         bool more = l->has_more && l->more && f->event_after > before;

@@ -284,11 +284,11 @@ json_t *zt_json_worker(const Zt__WorkerInfo *w) {
 }
 
 json_t *zt_json_event(const Zt__Event *e) {
-    static const char *const levels[] = {"info", "warning", "error"};
+    static const char *const levels[] = {"debug", "info", "warning", "error"};
     json_t *o = json_object();
     put(o, "id", json_integer((json_int_t)e->id));
     put(o, "at", zt_json_time(e->at_ms));
-    put(o, "level", json_string(levels[e->has_level && e->level < 3 ? e->level : 0]));
+    put(o, "level", json_string(levels[e->has_level && e->level < 4 ? e->level : 1]));
     put(o, "kind", zt_json_text(e->kind));
     put(o, "run", zt_json_text(e->run_id));
     put(o, "generation", INT(e, generation));

@@ -468,7 +468,7 @@ static int look(struct local *l, struct zt_answer *a, struct zt_error *err) {
         size_t n = 0;
         FILE *mem = open_memstream(&text, &n);
         if (mem) {
-            rc = zt_follow_events(l->events, &l->source, mem, 1 /* warnings */, err);
+            rc = zt_follow_events(l->events, &l->source, mem, 2 /* warnings */, err);
             fclose(mem);
             if (n > 0) {
                 end_line(l);
