@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The real zcoord process, spoken to over its socket: requests are carried out once, what it acknowledged survives
+ * kill -9, and bad starts are refused with a word about the next step. */
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "proto/session.h"
+#include "tests/coordinator/store_util.h"
+
+static const char yaml[] = "version: 1\nname: plain\nmodel: {preset: gpt2-nano}\ndataset: {path: /usr/share/common-licenses, tokenizer: bytes}\n"
+                           "training: {steps: 20, seq_len: 64, local_batch_size: 2}\nparallelism: {mode: ddp}\n";
+
+struct daemon { char dir[64], out[8192]; pid_t pid; int port, fd_out, fd_err; };
+
+static void launch(struct daemon *d, const char *const *argv)
+{
+    int out[2], err[2];
+    cr_assert(pipe(out) == 0 && pipe(err) == 0);
+    d->pid = fork();
+    if (d->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(out[1], 1);
+        dup2(err[1], 2);
+        for (int fd = 3; fd < 64; fd++)
+            close(fd);
+        execv(ZCOORD, (char *const *)(uintptr_t)argv);
+        _exit(127);
+    }
+    close(out[1]);
+    close(err[1]);
+    d->fd_out = out[0];
+    d->fd_err = err[0];
+}
+
+/* Reads until a newline, the end, or ten seconds. */
+static bool read_line(int fd, char *line, size_t n)
+{
+    size_t have = 0;
+    line[0] = 0;
+    for (int i = 0; i < 200 && have + 1 < n; i++) {
+        struct pollfd p = { fd, POLLIN, 0 };
+        if (poll(&p, 1, 50) <= 0)
+            continue;
+        ssize_t got = read(fd, line + have, 1);
+        if (got <= 0)
+            return false;
+        line[++have] = 0;
+        if (line[have - 1] == '\n')
+            return true;
+    }
+    return false;
+}
+
+static void start(struct daemon *d)
+{
+    char line[256], listen[32];
+    snprintf(listen, sizeof listen, "127.0.0.1:%d", d->port);
+    const char *argv[] = { ZCOORD, "serve", "--listen", listen, "--state", d->dir, NULL };
+    launch(d, argv);
+    cr_assert(read_line(d->fd_out, line, sizeof line), "zcoord said nothing");
+    cr_assert_eq(sscanf(line, "listening on 127.0.0.1:%d\n", &d->port), 1, "first line: %s", line);
+}
+
+static int finish(struct daemon *d)
+{
+    int status = 0;
+    size_t n = 0;
+    ssize_t got;
+    /* its pipes must not fill while it stops; the end of its error stream is the end of the process */
+    char rest[256];
+    for (int i = 0; i < 600; i++) {
+        struct pollfd p = { d->fd_err, POLLIN, 0 };
+        if (poll(&p, 1, 50) <= 0)
+            continue;
+        bool room = n + 1 < sizeof d->out;
+        got = read(d->fd_err, room ? d->out + n : rest, room ? sizeof d->out - 1 - n : sizeof rest);
+        if (got <= 0)
+            break;
+        n += room ? (size_t)got : 0;
+    }
+    waitpid(d->pid, &status, 0);
+    d->out[n] = 0;
+    close(d->fd_out);
+    close(d->fd_err);
+    d->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int stop(struct daemon *d, int sig)
+{
+    kill(d->pid, sig);
+    return finish(d);
+}
+
+static void fresh(struct daemon *d)
+{
+    memset(d, 0, sizeof *d);
+    snprintf(d->dir, sizeof d->dir, "/tmp/zt-zcoord-XXXXXX");
+    cr_assert(mkdtemp(d->dir) != NULL);
+}
+
+static struct zt_call *dial(struct daemon *d)
+{
+    char path[128];
+    struct zt_token token;
+    struct zt_call *c = NULL;
+    struct zt_error err;
+    snprintf(path, sizeof path, "%s/token", d->dir);
+    cr_assert_eq(zt_token_load(&zt_sys_posix, path, &token, &err), 0, "%s", err.msg);
+    int code = zt_call_open("127.0.0.1", d->port, &token, "test", 10, &c, &err);
+    cr_assert_eq(code, 0, "%s", err.msg);
+    return c;
+}
+
+struct answer { Zt__Envelope *env; void *arena; struct zt_error err; };
+
+static int call(struct zt_call *c, Zt__Envelope__BodyCase which, void *body, struct answer *a)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    memset(a, 0, sizeof *a);
+    env.body_case = which;
+    env.submit = body;
+    return zt_call(c, &env, 10, &a->env, &a->arena, &a->err);
+}
+
+static void drop(struct answer *a) { if (a->env) zt_envelope_free(a->env, a->arena); }
+
+static int submit(struct zt_call *c, const char *name, const char *text, uint8_t key_byte, struct answer *a)
+{
+    uint8_t key[16] = { key_byte };
+    Zt__Submit s = ZT__SUBMIT__INIT;
+    s.request_key.data = key;
+    s.request_key.len = sizeof key;
+    s.run_yaml.data = (uint8_t *)(uintptr_t)text;
+    s.run_yaml.len = strlen(text);
+    s.file = (char *)"run.yaml";
+    s.name = (char *)(uintptr_t)name;
+    s.has_workers = 1;
+    s.workers = 2;
+    return call(c, ZT__ENVELOPE__BODY_SUBMIT, &s, a);
+}
+
+static int cancel(struct zt_call *c, const char *run, uint8_t key_byte, struct answer *a)
+{
+    uint8_t key[16] = { key_byte };
+    Zt__Cancel s = ZT__CANCEL__INIT;
+    s.request_key.data = key;
+    s.request_key.len = sizeof key;
+    s.run = (char *)(uintptr_t)run;
+    return call(c, ZT__ENVELOPE__BODY_CANCEL, &s, a);
+}
+
+static size_t runs_listed(struct zt_call *c)
+{
+    struct answer a;
+    Zt__ListRuns l = ZT__LIST_RUNS__INIT;
+    cr_assert_eq(call(c, ZT__ENVELOPE__BODY_LIST_RUNS, &l, &a), 0, "%s", a.err.msg);
+    size_t n = a.env->run_list->n_runs;
+    drop(&a);
+    return n;
+}
+
+Test(zcoord, submit_list_cancel_are_idempotent) {
+    struct daemon d;
+    struct answer a, again;
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    cr_assert_eq(submit(c, "first", yaml, 1, &a), 0, "%s", a.err.msg);
+    cr_expect_str_eq(a.env->submit_reply->state, "QUEUED");
+    cr_expect_eq(strlen(a.env->submit_reply->run_id), 26);
+    cr_expect(a.env->submit_reply->detail && a.env->submit_reply->detail[0], "a waiting run says what it waits for");
+    cr_assert_eq(submit(c, "first", yaml, 1, &again), 0, "%s", again.err.msg);
+    cr_expect_str_eq(again.env->submit_reply->run_id, a.env->submit_reply->run_id, "a repeat is the same run");
+    cr_expect_eq(runs_listed(c), 1);
+    drop(&again);
+    cr_expect_eq(submit(c, "first", yaml, 2, &again), ZT_ECONFLICT);
+    cr_expect(strstr(again.err.msg, a.env->submit_reply->run_id) != NULL, "%s", again.err.msg);
+    cr_expect_eq(submit(c, "bad", "version: 1\nname: x\nmodle: {preset: gpt2-nano}\n", 3, &again), ZT_EINVAL);
+    cr_expect(strstr(again.err.msg, "run.yaml:3") && strstr(again.err.msg, "model"), "%s", again.err.msg);
+    cr_expect_eq(submit(c, "Bad Name", yaml, 3, &again), ZT_EINVAL);
+    cr_expect_eq(runs_listed(c), 1, "a refused run leaves nothing");
+    /* by prefix, twice with one key, then with another */
+    char prefix[12];
+    snprintf(prefix, sizeof prefix, "%.11s", a.env->submit_reply->run_id);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(cancel(c, i == 1 ? prefix : "first", i < 2 ? 9 : 10, &again), 0, "%s", again.err.msg);
+        cr_expect_str_eq(again.env->cancel_reply->state, "CANCELLED");
+        cr_expect_str_eq(again.env->cancel_reply->run_id, a.env->submit_reply->run_id);
+        drop(&again);
+    }
+    cr_expect_eq(cancel(c, "frist", 11, &again), ZT_ENOTFOUND);
+    cr_expect(strstr(again.err.msg, "first") != NULL, "%s", again.err.msg);
+    drop(&a);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    struct bench b;
+    snprintf(b.dir, sizeof b.dir, "%s", d.dir);
+    sqlite3 *db = open_reader(&b);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM runs"), 1);
+    cr_expect_eq(number_of(db, "SELECT state = 22 AND reason = 40 FROM runs"), 1);
+    cr_expect_eq(number_of(db, "SELECT count(*) >= 2 FROM events WHERE kind = 'AUDIT' AND message LIKE '%by test%'"), 1);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM run_specs"), 1);
+    sqlite3_close(db);
+    struct stat st;
+    char token[128];
+    snprintf(token, sizeof token, "%s/token", d.dir);
+    cr_expect(stat(token, &st) == 0 && (st.st_mode & 0777) == 0600);
+    remove_tree(d.dir);
+}
+
+Test(zcoord, acknowledged_runs_survive_kill_nine) {
+    struct daemon d;
+    struct answer a;
+    char id[8][32];
+    fresh(&d);
+    for (uint8_t round = 0; round < 4; round++) {
+        start(&d);
+        struct zt_call *c = dial(&d);
+        char name[16];
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof name, "r%d", round * 2 + i);
+            cr_assert_eq(submit(c, name, yaml, (uint8_t)(1 + round * 2 + i), &a), 0, "%s", a.err.msg);
+            snprintf(id[round * 2 + i], 32, "%s", a.env->submit_reply->run_id);
+            drop(&a);
+        }
+        /* keys survive too: the reply of the last round comes back after the restart */
+        if (round > 0) {
+            snprintf(name, sizeof name, "r%d", round * 2 - 1);
+            cr_assert_eq(submit(c, name, yaml, (uint8_t)(round * 2), &a), 0, "%s", a.err.msg);
+            cr_expect_str_eq(a.env->submit_reply->run_id, id[round * 2 - 1]);
+            drop(&a);
+        }
+        cr_expect_eq(runs_listed(c), 2u * (size_t)(round + 1));
+        Zt__GetStatus s = ZT__GET_STATUS__INIT;
+        cr_assert_eq(call(c, ZT__ENVELOPE__BODY_GET_STATUS, &s, &a), 0, "%s", a.err.msg);
+        cr_expect_eq(a.env->cluster_status->epoch, round + 1u);
+        drop(&a);
+        zt_call_close(c);
+        cr_expect_eq(stop(&d, SIGKILL), 128 + SIGKILL);
+    }
+    remove_tree(d.dir);
+}
+
+Test(zcoord, a_worker_is_told_what_to_do) {
+    struct daemon d;
+    struct answer a;
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    /* a client may not speak as a worker */
+    Zt__Register r = ZT__REGISTER__INIT;
+    uint8_t incarnation[16] = { 7 };
+    r.worker_id = (char *)"box/cpu-0";
+    r.incarnation.data = incarnation;
+    r.incarnation.len = 16;
+    r.host = (char *)"box";
+    r.device = (char *)"cpu";
+    r.capacity_bytes = 1 << 30;
+    r.threads = 1;
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_REGISTER_WORKER, &r, &a), ZT_EAUTH);
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_TRAINER_STATE, &(Zt__TrainerState)ZT__TRAINER_STATE__INIT, &a) != 0, 1);
+    Zt__Shutdown s = ZT__SHUTDOWN__INIT;
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_SHUTDOWN, &s, &a), 0, "%s", a.err.msg);
+    drop(&a);
+    zt_call_close(c);
+    cr_expect_eq(finish(&d), 0, "%s", d.out);
+    remove_tree(d.dir);
+}
+
+static int run_to_end(struct daemon *d, const char *a, const char *b2, const char *c, const char *e, const char *f)
+{
+    const char *argv[] = { ZCOORD, a, b2, c, e, f, NULL };
+    launch(d, argv);
+    return finish(d);
+}
+
+Test(zcoord, bad_starts_are_refused) {
+    struct daemon d, other;
+    char listen[32], pid[32], path[128];
+    fresh(&d);
+    start(&d);
+    fresh(&other);
+    snprintf(listen, sizeof listen, "127.0.0.1:%d", d.port);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", listen, "--state", other.dir), 5);
+    cr_expect(strstr(other.out, "in use") && strstr(other.out, "--listen"), "%s", other.out);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", "127.0.0.1:0", "--state", d.dir), 5);
+    snprintf(pid, sizeof pid, "pid %d", (int)d.pid);
+    cr_expect(strstr(other.out, pid) && strstr(other.out, d.dir), "%s", other.out);
+    cr_expect_eq(run_to_end(&other, "migrate", "--state", d.dir, NULL, NULL), 5);
+    cr_expect_neq(run_to_end(&other, "serve", "--listen", "0.0.0.0:0", "--state", other.dir), 0);
+    cr_expect(strstr(other.out, "loopback") != NULL, "%s", other.out);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", "127.0.0.1", "--state", other.dir), 2);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", "127.0.0.1:99999", "--state", other.dir), 2);
+    cr_expect_eq(run_to_end(&other, "sreve", NULL, NULL, NULL, NULL), 2);
+    cr_expect_eq(run_to_end(&other, "help", NULL, NULL, NULL, NULL), 0);
+    chmod(other.dir, 0777);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", "127.0.0.1:0", "--state", other.dir), 4);
+    cr_expect(strstr(other.out, "chmod 700") != NULL, "%s", other.out);
+    chmod(other.dir, 0700);
+    snprintf(path, sizeof path, "%s/token", other.dir);
+    chmod(path, 0644);
+    cr_expect_eq(run_to_end(&other, "serve", "--listen", "127.0.0.1:0", "--state", other.dir), 4);
+    cr_expect(strstr(other.out, path) != NULL, "%s", other.out);
+    cr_expect_eq(stop(&d, SIGINT), 0, "%s", d.out);
+    cr_expect_eq(run_to_end(&other, "migrate", "--state", d.dir, NULL, NULL), 0);
+    remove_tree(d.dir);
+    remove_tree(other.dir);
+}
+
+Test(zcoord, garbage_on_the_port_harms_nobody) {
+    struct daemon d;
+    struct answer a;
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    cr_assert_eq(submit(c, "kept", yaml, 1, &a), 0, "%s", a.err.msg);
+    drop(&a);
+    unsigned seed = 12345;
+    for (int i = 0; i < 100; i++) {
+        struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons((uint16_t)d.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        uint8_t junk[300];
+        cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+        for (size_t k = 0; k < sizeof junk; k++)
+            junk[k] = (uint8_t)(rand_r(&seed) >> 7);
+        if (i % 3 == 0)
+            memset(junk, 0, 4);
+        ssize_t sent = send(fd, junk, sizeof junk, MSG_NOSIGNAL);
+        cr_expect(sent != 0);
+        close(fd);
+    }
+    cr_expect_eq(runs_listed(c), 1);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    remove_tree(d.dir);
+}
