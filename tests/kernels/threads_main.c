@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pool and the operators on it, as a plain program: Criterion cannot run under the thread
  * sanitizer, and this is what it should look at. Exit 0 when all sums are right. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,38 @@ static void count_unit(void *arg, int64_t unit, int thread) {
     if (thread < 0 || thread >= j->threads) atomic_store(&j->bad_thread, 1);
 }
 
+/* As many units as threads, and a unit ends only when all have begun: every thread holds one. The
+ * helpers then dawdle, so a caller that does not wait for them sees their units missing. */
+struct meeting {
+    int threads;
+    _Atomic int begun;
+    int64_t done[256];
+};
+
+static void meet_unit(void *arg, int64_t unit, int thread) {
+    struct meeting *m = arg;
+    atomic_fetch_add(&m->begun, 1);
+    while (atomic_load(&m->begun) < m->threads) sched_yield();
+    for (volatile int i = 0; thread > 0 && i < 20000; i++) {
+    }
+    m->done[unit] = thread + 1;
+}
+
+static void test_all_take_part(struct zt_pool *p, int threads) {
+    for (int round = 0; round < 50; round++) {
+        static struct meeting m;
+        memset(&m, 0, sizeof m);
+        m.threads = threads;
+        zt_pool_run(p, threads, meet_unit, &m);
+        int64_t seen = 0;
+        for (int u = 0; u < threads; u++) {
+            CHECK(m.done[u] != 0);
+            seen += m.done[u];
+        }
+        CHECK(seen == (int64_t)threads * (threads + 1) / 2); /* each thread once */
+    }
+}
+
 static _Atomic int started;
 static void on_start(void) { atomic_fetch_add(&started, 1); }
 
@@ -50,6 +83,7 @@ static void test_pool(int threads) {
     }
     for (int64_t u = 0; u < MAX_UNITS; u++) CHECK(j.plain[u] == runs[u] * (u + 1));
     CHECK(!atomic_load(&j.bad_thread));
+    test_all_take_part(p, threads);
     zt_pool_destroy(p);
     CHECK(atomic_load(&started) == threads);
 }
