@@ -378,6 +378,14 @@ void mc_on_worker_set(struct zt_machine *m, const struct zt_event *ev) {
 
 /* ------------------------------------------------------------------------------ what ranks report
  */
+/* Communicator ids are asked for by worker and generation, without a rank (-1): any rank of it will do. */
+static bool holds_rank(const struct mc_run *r, int rank, int worker) {
+    if (rank >= 0) return rank < r->world && r->ranks[rank].worker == worker;
+    for (int k = 0; k < r->world; k++)
+        if (r->ranks[k].worker == worker) return true;
+    return false;
+}
+
 /* The run this report is about, if it is of its live generation and comes from the worker that
  * holds the rank; else answers STALE and returns NULL. */
 static struct mc_run *reporter(struct zt_machine *m, const struct zt_event *ev, int i) {
@@ -388,8 +396,8 @@ static struct mc_run *reporter(struct zt_machine *m, const struct zt_event *ev, 
             : mc_find_run(m, ev->at.run_id);
     bool fenced = !MC_PLANTED(MC_PLANT_NO_GENERATION_CHECK);
     if (r && fenced) adopt_generation(m, r, ev->at.generation);
-    if (r && r->world && (ev->at.generation == r->row.generation || !fenced) && ev->at.rank >= 0 &&
-        ev->at.rank < r->world && r->ranks[ev->at.rank].worker == i)
+    if (r && r->world && (ev->at.generation == r->row.generation || !fenced) &&
+        holds_rank(r, ev->at.rank, i))
         return r;
     struct zt_fx_reply *p = mc_reply(m, ev, ZT_CODE_STALE, false);
     if (!p) return NULL;
