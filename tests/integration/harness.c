@@ -199,10 +199,17 @@ int cluster_processes(const struct cluster *c, pid_t *pids, int max) {
     return n;
 }
 
-static bool nobody_left(void *arg) {
+/* Waits until at most `left` processes of the cluster are there. */
+static int dwindle(struct cluster *c, int left, double timeout_s) {
     pid_t pids[64];
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    return cluster_processes(arg, pids, 64) == 0;
+    double end = now_s() + timeout_s;
+    int n;
+    for (;;) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        n = cluster_processes(c, pids, 64);
+        if (n <= left || now_s() > end) return n;
+        nap_ms(20);
+    }
 }
 
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *f) {
@@ -216,13 +223,14 @@ void cluster_stop(struct cluster *c) {
             kill(c->worker[i], SIGCONT);
             kill(c->worker[i], SIGTERM);
         }
+    /* a draining worker wants to tell how its run ended: the coordinator goes last */
+    dwindle(c, c->coord > 0 ? 1 : 0, 20);
     if (c->coord > 0) kill(c->coord, SIGTERM);
-    double end = now_s() + 10;
-    while (!nobody_left(c) && now_s() < end) nap_ms(20);
+    dwindle(c, 0, 20);
     pid_t pids[64];
     int n = cluster_processes(c, pids, 64);
     for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
-    cr_assert_eq(n, 0, "%d processes were still there 10 s after SIGTERM (pid %d); logs in %s", n, (int)pids[0],
+    cr_assert_eq(n, 0, "%d processes were still there 20 s after SIGTERM (pid %d); logs in %s", n, (int)pids[0],
                  c->dir);
     if (!c->keep) nftw(c->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
