@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <xxhash.h>
 #include "clients/zctl/children.h"
 #include "clients/zctl/cmd.h"
 #include "clients/zctl/json.h"
@@ -41,7 +42,7 @@ struct local {
     struct zt_run_file *file;
     struct zt_spec *spec;        /* resolved */
     int workers;
-    char dir[1024], token_path[1100];
+    char dir[1024], token_path[1100], prefix[32]; /* prefix of the workers' names */
     int lock, port, coord_out;
     struct zt_child coord, *worker;
     struct zt_source source;
@@ -128,6 +129,7 @@ static int take_folder(struct local *l, struct zt_error *err) {
         if (rc)
             return rc;
         memcpy(l->dir, full, strlen(full) + 1);
+        snprintf(l->prefix, sizeof l->prefix, "local-%08x", XXH32(full, strlen(full), 0));
         return lock_folder(l->dir, &l->lock, err);
     }
     rc = base_folder(base, sizeof base, err);
@@ -136,6 +138,8 @@ static int take_folder(struct local *l, struct zt_error *err) {
             snprintf(l->dir, sizeof l->dir, "%s", base);
         else
             snprintf(l->dir, sizeof l->dir, "%s-%d", base, i);
+        /* A worker's name is unique on its host, whatever coordinator it belongs to. */
+        snprintf(l->prefix, sizeof l->prefix, i == 1 ? "local" : "local%d", i);
         rc = lock_folder(l->dir, &l->lock, err);
         if (rc != ZT_ECONFLICT)
             return rc;
@@ -220,7 +224,7 @@ static int start_worker(struct local *l, int i, struct zt_error *err) {
     zt_child_arg(c, "--coord");
     zt_child_arg(c, "127.0.0.1:%d", l->port);
     zt_child_arg(c, "--name");
-    zt_child_arg(c, "local-%d", i);
+    zt_child_arg(c, "%s-%d", l->prefix, i);
     zt_child_arg(c, "--state");
     zt_child_arg(c, "%s", folder);
     zt_child_arg(c, "--threads");
