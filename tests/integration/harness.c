@@ -18,9 +18,25 @@
 #include <time.h>
 #include <unistd.h>
 
-const char *zcoord_path(void) { return ZT_BUILD_ROOT "/coordinator/zcoord"; }
-const char *zworker_path(void) { return ZT_BUILD_ROOT "/worker/zworker"; }
-const char *zctl_path(void) { return ZT_BUILD_ROOT "/clients/zctl/zctl"; }
+/* ZT_PROGRAMS names another build folder, so that one driver can test daemons built with a sanitizer whose
+ * run-time the test library does not bear. */
+static const char *program(char *path, size_t n, const char *name) {
+    const char *root = getenv("ZT_PROGRAMS");
+    snprintf(path, n, "%s/%s", root != NULL ? root : ZT_BUILD_ROOT, name);
+    return path;
+}
+const char *zcoord_path(void) {
+    static char path[512];
+    return program(path, sizeof path, "coordinator/zcoord");
+}
+const char *zworker_path(void) {
+    static char path[512];
+    return program(path, sizeof path, "worker/zworker");
+}
+const char *zctl_path(void) {
+    static char path[512];
+    return program(path, sizeof path, "clients/zctl/zctl");
+}
 
 double now_s(void) {
     struct timespec t;
