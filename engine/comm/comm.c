@@ -307,7 +307,7 @@ static int check_call(const struct zt_comm *c, enum zt_coll kind, enum zt_redop 
     if (reduces && !zt_reduce_supported(t, op)) {
         snprintf(text, sizeof text,
                  "reduction %d is not defined for %s; defined are sum, max and min for fp32, bf16, "
-                 "i32, i64 and u8, and avg for fp32 and bf16",
+                 "int32, int64 and uint8, and avg for fp32 and bf16",
                  (int)op, zt_dtype_name(t));
         return fail_call(c, kind, why, err, text);
     }

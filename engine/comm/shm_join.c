@@ -40,6 +40,8 @@
 #define ID_MAGIC "ztshm\0\0\1"
 #define SPINS 100
 #define MAX_STRANGERS 32
+#define ATTEMPTS 2
+#define VERDICT_NS INT64_C(1000000000)
 enum { TAG = 32, NONCE = 16, MAX_FDS = 2 };
 
 struct id_layout { char magic[8]; uint8_t name[16], secret[32]; };
@@ -48,7 +50,8 @@ enum message_kind { M_NONCE = 1, M_HELLO, M_WELCOME, M_MEMBER, M_CONTROL, M_FAIL
 struct message {
     uint32_t kind, version;
     int32_t world, rank, pid, code;
-    uint64_t bytes; /* of the device memory or the control memory */
+    uint64_t bytes;  /* of the device memory or the control memory */
+    int64_t left_ns; /* WELCOME: how long rank 0 will wait for the others */
     uint8_t nonce[NONCE], tag[TAG];
     char build[16]; /* version of the program */
     char text[1024];
@@ -267,15 +270,24 @@ static int listen_here(struct join *j, struct zt_error *err) {
     return 0;
 }
 
+static void drop_stranger(struct join *j, int i) {
+    j->n_strangers--;
+    memmove(j->strangers + i, j->strangers + i + 1,
+            (size_t)(j->n_strangers - i) * sizeof *j->strangers);
+}
+
 static void accept_guests(struct join *j) {
     int fd;
     while ((fd = accept4(j->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
         struct message m = {.kind = M_NONCE, .version = MESSAGE_VERSION};
         struct guest g = {.fd = fd};
-        if (!same_user(fd) || j->n_strangers == MAX_STRANGERS ||
-            zt_sys_posix.random(zt_sys_posix.arg, g.nonce, NONCE) != 0) {
+        if (!same_user(fd) || zt_sys_posix.random(zt_sys_posix.arg, g.nonce, NONCE) != 0) {
             close(fd);
             continue;
+        }
+        if (j->n_strangers == MAX_STRANGERS) { /* one of ours answers at once: the oldest is none */
+            close(j->strangers[0].fd);
+            drop_stranger(j, 0);
         }
         memcpy(m.nonce, g.nonce, NONCE);
         if (send_message(fd, &m, NULL, 0, 0) != 0)
@@ -323,6 +335,7 @@ static int welcome(struct join *j, struct guest *g, struct zt_error *err) {
         return rc;
     }
     tag_message(j, "welcome", m.nonce, g->nonce, &m, reply.tag);
+    reply.left_ns = j->deadline - zt_clock_ns();
     w->memory_bytes[m.rank] = m.bytes;
     w->life[m.rank] = fds[1];
     j->memory_fd[m.rank] = fds[0];
@@ -344,7 +357,7 @@ static int handle_guests(struct join *j, struct zt_error *err) {
     for (int i = 0; i < j->n_strangers && rc >= 0;) {
         rc = welcome(j, &j->strangers[i], err);
         if (rc == 0)
-            j->strangers[i] = j->strangers[--j->n_strangers];
+            drop_stranger(j, i);
         else
             i++;
     }
@@ -460,7 +473,10 @@ static int receive(struct join *j, int fd, struct message *m, uint32_t kind, int
     if (rc == -EPROTO)
         return zt_fail(err, ZT_EPROTO, "what listens at the meeting point is not rank 0 of this "
                                        "world or runs another version");
-    return zt_fail(err, ZT_EPEER, "rank 0 died while the ranks were meeting (%s)", strerror(-rc));
+    return zt_fail(err, ZT_EPEER,
+                   "rank 0 hung up on rank %d while the ranks were meeting (%s): it died, or the two "
+                   "have different ids",
+                   j->w->rank, strerror(-rc));
 }
 
 static int connect_to_zero(struct join *j, int *out, struct zt_error *err) {
@@ -515,6 +531,9 @@ static int say_hello(struct join *j, int fd, struct zt_error *err) {
     if (CRYPTO_memcmp(tag, reply.tag, TAG) != 0)
         return zt_fail(err, ZT_EAUTH, "what listens at the meeting point does not know this world's "
                                       "secret");
+    /* Rank 0 knows who is missing: leave the verdict to it. */
+    int64_t verdict = zt_clock_ns() + reply.left_ns + VERDICT_NS;
+    if (reply.left_ns > 0 && verdict > j->deadline) j->deadline = verdict;
     return 0;
 }
 
@@ -551,10 +570,23 @@ static int take_members(struct join *j, int fd, struct zt_error *err) {
     return 0;
 }
 
+/* A crowd of strangers can push us out once, so a hang-up is tried again, but not for long: it is
+ * more likely that rank 0 died. */
 static int join_as_other(struct join *j, struct zt_error *err) {
-    int fd = -1;
-    int rc = connect_to_zero(j, &fd, err);
-    if (!rc) rc = say_hello(j, fd, err);
+    struct zt_error first = {0};
+    int64_t whole = j->deadline;
+    int fd = -1, rc = 0;
+    for (int i = 0; i < ATTEMPTS; i++) {
+        if (fd >= 0) close(fd);
+        fd = -1;
+        rc = connect_to_zero(j, &fd, err);
+        if (!rc) rc = say_hello(j, fd, err);
+        if (rc == ZT_ETIMEOUT && i > 0) rc = zt_fail(err, first.code, "%.2000s", first.msg);
+        if (rc != ZT_EPEER) break;
+        first = *err;
+        if (zt_clock_ns() + VERDICT_NS < j->deadline) j->deadline = zt_clock_ns() + VERDICT_NS;
+    }
+    if (j->deadline < whole) j->deadline = whole;
     if (!rc) rc = take_members(j, fd, err);
     if (fd >= 0) close(fd);
     return rc;
