@@ -588,9 +588,11 @@ static void summary_text(struct local *l, const Zt__RunDetail *d, const json_t *
     bool color = zt_color_on(l->o, stdout);
     const char *state = d->summary->state;
     printf("\nrun       %s \"%s\" %s%s%s after %s, generation %u\n", l->run, d->summary->name,
-           zt_state_color(state, color), zt_state_line(d, line, sizeof line), ZT_COLOR_RESET(color),
+           zt_state_color(state, color), state, ZT_COLOR_RESET(color),
            zt_format_seconds(zt_now() - l->begun, a, sizeof a),
            d->summary->has_generation ? d->summary->generation : 0);
+    if (zt_exit_of_state(state) != ZT_EXIT_OK)
+        printf("because   %s\n", zt_state_line(d, line, sizeof line));
     if (t->steps > 0) {
         printf("loss      %.4f -> %.4f in %s steps", t->first_loss, t->last_loss,
                zt_format_count(t->steps, a, sizeof a));

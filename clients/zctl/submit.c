@@ -249,7 +249,7 @@ static int follow_run(const struct zt_options *o, struct zt_source *s, const cha
         if (rc == 0)
             code = zt_exit_of_state(a.env->run_detail->summary->state);
         if (rc == 0)
-            rc = zt_follow_events(f, s, stdout, 0, &err);
+            rc = zt_follow_events(f, s, stdout, 1 /* not what is for debugging */, &err);
         if (rc == 0)
             rc = zt_follow_logs(f, s, stdout, &err);
         fflush(stdout);
