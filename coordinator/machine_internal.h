@@ -143,6 +143,8 @@ bool mc_worker_silent(const struct zt_machine *m, const struct mc_worker *w);
 
 /* machine_place.c: the scheduler */
 void mc_schedule(struct zt_machine *m);
+/* The mesh of `world` workers; false when the degrees do not fit it. An open tensor degree is 1. */
+bool mc_mesh_for(const struct zt_run_config *c, int world, struct zt_mesh *mesh);
 uint32_t mc_position(struct zt_machine *m, const struct mc_run *r);
 
 /* machine_worker.c: workers and what their ranks say */

@@ -62,7 +62,7 @@ static struct census count_workers(struct zt_machine *m, const struct zt_run_con
 }
 
 /* The mesh of `world` workers; false when the degrees do not fit it. An open tensor degree is 1. */
-static bool mesh_for(const struct zt_run_config *c, int world, struct zt_mesh *mesh) {
+bool mc_mesh_for(const struct zt_run_config *c, int world, struct zt_mesh *mesh) {
     *mesh = (struct zt_mesh){c->replicate, c->shard, c->tensor < 0 ? 1 : c->tensor};
     bool shard_open = c->shard < 0 && (c->fill_shard || c->replicate > 0);
     if (mesh->shard < 0 && !shard_open) mesh->shard = 1;
@@ -86,9 +86,9 @@ static int world_for(const struct mc_run *r, int idle, struct zt_mesh *mesh) {
         *mesh = r->row.mesh;
         return r->row.workers;
     }
-    if (c->workers > 0) return mesh_for(c, c->workers, mesh) ? c->workers : 0;
+    if (c->workers > 0) return mc_mesh_for(c, c->workers, mesh) ? c->workers : 0;
     for (int w = idle < ZT_MACHINE_WORLD_MAX ? idle : ZT_MACHINE_WORLD_MAX; w > 0; w--)
-        if (allowed(c, w) && mesh_for(c, w, mesh)) return w;
+        if (allowed(c, w) && mc_mesh_for(c, w, mesh)) return w;
     return 0;
 }
 

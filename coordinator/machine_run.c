@@ -99,10 +99,10 @@ static const char *bad_config(const struct zt_run_config *c) {
         if (degrees[i] > ZT_MACHINE_WORLD_MAX) return "a degree is out of range";
         if (degrees[i] > 0) fixed *= degrees[i];
     }
-    if (c->workers > 0 && c->workers % fixed) return "the degrees do not divide the workers";
-    bool open = c->replicate < 0 || c->shard < 0 || c->tensor < 0;
-    if (c->workers > 0 && !open && fixed != c->workers)
-        return "the product of the degrees is not the workers";
+    struct zt_mesh mesh;
+    if (fixed > ZT_MACHINE_WORLD_MAX) return "the product of the degrees is out of range";
+    if (c->workers > 0 && !mc_mesh_for(c, c->workers, &mesh))
+        return "the degrees do not divide, or do not fill, the workers";
     if (c->max_restarts < 0) return "max_restarts is negative";
     return NULL;
 }

@@ -214,7 +214,9 @@ void mc_tick_worker(struct zt_machine *m, int i) {
                               .reason = ZT_REASON_WORKER_LOST},
              "no beat from worker %s for %.1f s", w->row.worker_id,
              (double)(m->now - w->last_beat) / 1e9);
-    lose_lease(m, i, "sends no beats, and its group makes no steps");
+    lose_lease(m, i,
+               w->registered ? "sends no beats, and its group makes no steps"
+                             : "did not come back after the coordinator's restart");
 }
 void mc_on_disconnected(struct zt_machine *m, const struct zt_event *ev) {
     int i = mc_find_worker(m, ev->worker_id);
@@ -378,7 +380,8 @@ void mc_on_worker_set(struct zt_machine *m, const struct zt_event *ev) {
 
 /* ------------------------------------------------------------------------------ what ranks report
  */
-/* Communicator ids are asked for by worker and generation, without a rank (-1): any rank of it will do. */
+/* Communicator ids are asked for by worker and generation, without a rank (-1): any rank of it will
+ * do. */
 static bool holds_rank(const struct mc_run *r, int rank, int worker) {
     if (rank >= 0) return rank < r->world && r->ranks[rank].worker == worker;
     for (int k = 0; k < r->world; k++)

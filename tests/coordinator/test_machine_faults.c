@@ -36,7 +36,7 @@ static const struct {
     {ZT_REASON_PREEMPTED, ZT_RETRY_FREE},       {ZT_REASON_HANG, ZT_RETRY_FREE}};
 Test(faults, every_reason_is_retried_as_decided) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (i) bench_close();
+        bench_close();
         bench_open();
         int r = running(2);
         cr_assert_eq(bench_fail(r, 1, table[i].reason, -1), 0);
@@ -76,7 +76,7 @@ Test(faults, exit_codes) {
                  {78, 0, ZT_REASON_CONFIG_ERROR}, {85, 0, ZT_REASON_PREEMPTED},
                  {93, 0, ZT_REASON_CONFIG_ERROR}};
     for (size_t i = 0; i < sizeof exits / sizeof *exits; i++) {
-        if (i) bench_close();
+        bench_close();
         bench_open();
         int r = running(2);
         bench_exit(r, 0, exits[i].code, exits[i].signal);

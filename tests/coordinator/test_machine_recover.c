@@ -50,6 +50,7 @@ Test(recover, who_does_not_come_back_costs_a_generation) {
     cr_assert_eq(bench_state(r), ZT_RUN_STOPPING);
     cr_assert_eq(B.run[r].reason, ZT_REASON_WORKER_LOST);
     cr_assert_eq(B.run[r].cause_rank, 1);
+    cr_assert(strstr(B.run[r].detail, "a/1 (rank 1) did not come back"), "%s", B.run[r].detail);
     cr_assert_eq(B.w[0].desired.action, ZT_DESIRED_ABORT);
     bench_exit(r, 0, -1, 9);
     cr_assert_eq(bench_state(r), ZT_RUN_RESTARTING);
@@ -84,7 +85,7 @@ Test(recover, who_was_replaced_meanwhile) {
 }
 Test(recover, a_formation_is_done_again_under_a_new_generation) {
     for (int stage = 0; stage < 3; stage++) {
-        if (stage) bench_close();
+        bench_close();
         bench_open();
         int r = submitted(2);
         if (stage > 0) bench_rank(r, 0, ZT_EV_RANK_READY);
