@@ -15,7 +15,7 @@ try() { echo "== $*"; if "$@"; then passed=$((passed + 1)); else failed=$((faile
 for what in "$@"; do
     case $what in
     faults) try env ZT_FAULT_ROUNDS="${ZT_FAULT_ROUNDS:-100}" "$dir/tests/integration/test_integration_faults" -j1 --timeout 36000 ;;
-    sim) try "$dir/tests/coordinator/sim" 100000 ;;
+    sim) try "$dir/tests/coordinator/coordinator_sim" --first 2000 --seeds 100000 ;;
     fuzz) try env ZT_FUZZ_RUNS=100000000 sh scripts/fuzz.sh "$dir/fuzz" ;;
     *) echo "soak.sh: no part '$what'; there are faults sim fuzz" >&2; exit 2 ;;
     esac
