@@ -48,11 +48,20 @@ static bool seen_by_all(int code) {
     return code == ZT_ENAN || code == ZT_EDIVERGED || code == ZT_ECANCELLED;
 }
 
+/* A peer that died, did not come, or gave up: in each case somebody else knows the cause. */
+static void name_peer(const struct zt_trainer *t, int rc, struct zt_train_result *result) {
+    if (!t->world || (rc != ZT_EPEER && rc != ZT_ETIMEOUT && rc != ZT_ECOMM)) return;
+    int peer = zt_comm_failed_rank(t->world);
+    if (peer < 0 || peer == t->config->rank) return;
+    result->peer = peer;
+    if (rc == ZT_ECOMM) result->reason = ZT_REASON_PEER_LOST;
+}
+
 static void explain(const struct zt_trainer *t, int rc, struct zt_train_result *result) {
     result->reason = zt_train_reason(rc, t->stage);
     result->phase = t->ledger.phase;
     result->failed_step = t->step;
-    if ((rc == ZT_EPEER || rc == ZT_ETIMEOUT) && t->world) result->peer = zt_comm_failed_rank(t->world);
+    name_peer(t, rc, result);
     if (rc == ZT_EOOM && t->alloc && zt_alloc_last_oom(t->alloc)) {
         result->oom = *zt_alloc_last_oom(t->alloc);
         result->has_oom = true;

@@ -64,8 +64,8 @@ int zt_comm_size(const struct zt_comm *c);
 /* Deadline of a collective (default 300 s; a group made by split starts with its parent's);
  * returns the old one. */
 double zt_comm_set_timeout(struct zt_comm *c, double seconds);
-/* Global rank of the peer that died (ZT_EPEER) or did not arrive (ZT_ETIMEOUT; the lowest), -1 when
- * nothing failed or no rank is to blame. Any thread. */
+/* Global rank of the peer that died (ZT_EPEER), gave up (ZT_ECOMM) or did not arrive (ZT_ETIMEOUT; the
+ * lowest), -1 when nothing failed or no rank is to blame. Any thread. */
 int zt_comm_failed_rank(const struct zt_comm *c);
 /* What this rank finished in this group since it was made; control traffic (why->control) apart. */
 struct zt_comm_totals { int64_t collectives, sent_bytes, control_collectives, control_sent_bytes; };

@@ -644,7 +644,7 @@ static void shm_abort(struct zt_comm *c) {
     pthread_mutex_lock(&c->shared->lock);
     snprintf(text, sizeof text, "rank %d gave up: %.900s", c->world_rank, c->shared->why.msg);
     pthread_mutex_unlock(&c->shared->lock);
-    record_failure(m->w, ZT_ECOMM, -1, text);
+    record_failure(m->w, ZT_ECOMM, c->world_rank, text);
     futex(&m->group->phase, FUTEX_WAKE, INT_MAX, NULL);
 }
 

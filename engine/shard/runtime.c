@@ -77,6 +77,7 @@ static int create_events(struct zt_runtime *r, struct zt_error *err) {
         struct rt_group *g = &r->groups[i];
         RT_TRY(dev->event_create(r->env.device, &g->ready, err));
         RT_TRY(dev->event_create(r->env.device, &g->reduced, err));
+        RT_TRY(dev->event_create(r->env.device, &g->vacant, err));
         RT_TRY(dev->event_create(r->env.device, &g->gathered, err));
     }
 out:
@@ -159,12 +160,12 @@ static int collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_
     return rc ? rc : dev->event_record(e, s, err);
 }
 
-/* Orders `s` behind everything queued on compute so far: edges (1), (4), (5). */
-static int behind_compute(struct zt_runtime *r, struct rt_group *g, struct zt_stream *s,
+/* Orders `s` behind everything queued on compute so far, by event e: edges (1), (4), (5). */
+static int behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream *s,
                           struct zt_error *err) {
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
-    int rc = dev->event_record(g->ready, zt_device_compute(r->env.device), err);
-    return rc ? rc : dev->stream_wait_event(s, g->ready, NULL, err);
+    int rc = dev->event_record(e, zt_device_compute(r->env.device), err);
+    return rc ? rc : dev->stream_wait_event(s, e, NULL, err);
 }
 
 /* Queues the all-gather of a group's whole parameters from the shards. */
@@ -179,7 +180,7 @@ int rt_gather(struct zt_runtime *r, struct rt_group *g, const char *reason, stru
     }
     const void *send = g->full == g->store ? rt_at(g->store, r->shard_index * g->def->shard, t)
                                            : (char *)g->store;
-    RT_TRY(behind_compute(r, g, r->gather, err)); /* (4), (5) */
+    RT_TRY(behind_compute(r, g->vacant, r->gather, err)); /* (4), (5) */
     RT_TRY(zt_all_gather(r->env.dp_shard, send, g->full, g->def->shard, t, r->gather, &why, err));
     RT_TRY(collective_done(r, r->gather, g->gathered, err));
 out:
@@ -195,7 +196,7 @@ static int reduce(struct zt_runtime *r, struct rt_group *g, struct zt_error *err
     int64_t count = scatter ? g->own_count : g->def->elements;
     int rc = 0;
     if (r->policy->when == ZT_WHEN_EVERY_MICRO_STEP) why.reason = "gradients of the micro-step";
-    RT_TRY(behind_compute(r, g, r->reduce, err)); /* (1) */
+    RT_TRY(behind_compute(r, g->ready, r->reduce, err)); /* (1) */
     if (r->shard > 1) {
         if (scatter)
             RT_TRY(zt_reduce_scatter(r->env.dp_shard, g->grad, part, count, t, ZT_SUM, r->reduce, &why,

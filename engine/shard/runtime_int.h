@@ -28,7 +28,9 @@ struct rt_group {
     int n_runs;
     int units_left;                  /* units whose backward of this micro-step is still to end */
     bool in_flight;                  /* a reduction was queued and not waited for */
-    struct zt_event *ready, *reduced, *gathered;
+    /* `ready` belongs to the reduce stream, `vacant` to the gather stream: an event is recorded again
+     * only after the wait on its last record is known to be over. */
+    struct zt_event *ready, *reduced, *vacant, *gathered;
 };
 
 struct zt_runtime {

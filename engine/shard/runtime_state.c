@@ -176,6 +176,7 @@ void rt_state_free(struct zt_runtime *r) {
         zt_free(r->env.alloc, g->v);
         if (g->ready) dev->event_destroy(g->ready);
         if (g->reduced) dev->event_destroy(g->reduced);
+        if (g->vacant) dev->event_destroy(g->vacant);
         if (g->gathered) dev->event_destroy(g->gathered);
         free(g->runs);
     }

@@ -169,4 +169,42 @@ static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64
     return rc;
 }
 
+#define OK(call) EXPECT((call) == 0, "%s", e.msg)
+
+/* Rows of the table as they will be opened: the runtime must already carry them out. */
+static inline const struct zt_policy *bench_mode(enum zt_mode m) {
+    static struct zt_policy rows[ZT_MODE_COUNT];
+    rows[m] = *zt_policy(m);
+    rows[m].supported = true;
+    return &rows[m];
+}
+
+#define BENCH_STEPS 4
+struct bench_result { uint64_t hash[2]; double norm, loss; };
+struct bench_job {
+    struct ranks_shared shared;
+    struct bench_options o;
+    int64_t global, micros;
+    struct bench_result r[BENCH_STEPS + 1][RANKS_MAX];
+};
+
+/* Several steps; after each the hash of own elements. */
+static inline int bench_steps(int rank, int world, void *arg) {
+    struct bench_job *j = arg;
+    struct bench b;
+    struct zt_hash128 h, units[8];
+    struct zt_error e = {0};
+    OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
+    for (int s = 0; s <= BENCH_STEPS; s++) {
+        if (s) OK(bench_step(&b, s, s * 100, j->global, j->micros, &e));
+        OK(zt_runtime_parameter_hash(b.runtime, &h, units, &e));
+        struct zt_hash128 sum = {0, 0};
+        for (int u = 0; u < b.table.n_units; u++) zt_hash128_add(&sum, units[u]);
+        EXPECT(sum.lo == h.lo && sum.hi == h.hi, "units do not add up");
+        j->r[s][rank] = (struct bench_result){{h.lo, h.hi}, b.norm, b.loss};
+    }
+    bench_close(&b);
+    return 0;
+}
+
 #endif

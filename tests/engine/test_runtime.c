@@ -4,75 +4,38 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
+#include "engine/train_int.h"
 #include "tests/engine/bench.h"
 
-#define OK(call) EXPECT((call) == 0, "%s", e.msg)
-
-/* Rows of the table as they will be opened: the runtime must already carry them out. */
-static struct zt_policy rows[ZT_MODE_COUNT];
-static const struct zt_policy *row(enum zt_mode m) {
-    rows[m] = *zt_policy(m);
-    rows[m].supported = true;
-    return &rows[m];
-}
-
-#define STEPS 4
-struct result { uint64_t hash[2]; double norm, loss; };
-struct job {
-    struct ranks_shared shared;
-    struct bench_options o;
-    int64_t global, micros;
-    struct result r[STEPS + 1][RANKS_MAX];
-};
-
-/* Several steps; after each the hash of own elements. */
-static int steps_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
-    struct bench b;
-    struct zt_hash128 h, units[8];
-    struct zt_error e = {0};
-    OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
-    for (int s = 0; s <= STEPS; s++) {
-        if (s) OK(bench_step(&b, s, s * 100, j->global, j->micros, &e));
-        OK(zt_runtime_parameter_hash(b.runtime, &h, units, &e));
-        struct zt_hash128 sum = {0, 0};
-        for (int u = 0; u < b.table.n_units; u++) zt_hash128_add(&sum, units[u]);
-        EXPECT(sum.lo == h.lo && sum.hi == h.hi, "units do not add up");
-        j->r[s][rank] = (struct result){{h.lo, h.hi}, b.norm, b.loss};
-    }
-    bench_close(&b);
-    return 0;
-}
-
-static struct job *run(int world, struct bench_options o, int64_t global, int64_t micros) {
-    struct job *j = ranks_map(sizeof *j);
+static struct bench_job *run(int world, struct bench_options o, int64_t global, int64_t micros) {
+    struct bench_job *j = ranks_map(sizeof *j);
     j->o = o;
     j->global = global;
     j->micros = micros;
-    cr_assert_eq(ranks_run(world, 120, steps_rank, j, NULL), 0, "world %d mode %s", world,
+    cr_assert_eq(ranks_run(world, 120, bench_steps, j, NULL), 0, "world %d mode %s", world,
                  o.row ? zt_mode_name(o.row->mode) : "ddp");
     return j;
 }
 
 /* Hash of the model: own hashes of the shard ranks of replica 0, or one rank's when all own all. */
-static struct zt_hash128 model_hash(const struct job *j, int s, int shards) {
+static struct zt_hash128 model_hash(const struct bench_job *j, int s, int shards) {
     struct zt_hash128 sum = {0, 0};
     for (int r = 0; r < shards; r++)
         zt_hash128_add(&sum, (struct zt_hash128){j->r[s][r].hash[0], j->r[s][r].hash[1]});
     return sum;
 }
 
-static double loss(const struct job *j, int s, int world) {
+static double loss(const struct bench_job *j, int s, int world) {
     double sum = 0;
     for (int r = 0; r < world; r++) sum += j->r[s][r].loss;
     return sum;
 }
 
 Test(runtime, replicas_are_equal_and_worlds_agree, .timeout = 200) {
-    struct job *one = run(1, (struct bench_options){0}, 12, 1);
+    struct bench_job *one = run(1, (struct bench_options){0}, 12, 1);
     for (int world = 2; world <= 4; world++) {
-        struct job *j = run(world, (struct bench_options){0}, 12, 1);
-        for (int s = 0; s <= STEPS; s++) {
+        struct bench_job *j = run(world, (struct bench_options){0}, 12, 1);
+        for (int s = 0; s <= BENCH_STEPS; s++) {
             for (int r = 1; r < world; r++)
                 cr_assert_arr_eq(j->r[s][r].hash, j->r[s][0].hash, 16, "world %d step %d", world, s);
             if (!s) {
@@ -83,37 +46,37 @@ Test(runtime, replicas_are_equal_and_worlds_agree, .timeout = 200) {
             cr_assert_float_eq(a, b, 1e-6 * a, "world %d step %d: %.9g %.9g", world, s, a, b);
             cr_assert_float_eq(one->r[s][0].norm, j->r[s][0].norm, 1e-5 * one->r[s][0].norm);
         }
-        cr_assert_neq(j->r[STEPS][0].hash[0], j->r[0][0].hash[0], "it did train");
+        cr_assert_neq(j->r[BENCH_STEPS][0].hash[0], j->r[0][0].hash[0], "it did train");
     }
 }
 
 Test(runtime, threads_do_not_change_bits, .timeout = 100) {
-    struct job *a = run(2, (struct bench_options){.threads = 1}, 8, 2);
-    struct job *b = run(2, (struct bench_options){.threads = 3}, 8, 2);
-    for (int s = 0; s <= STEPS; s++) cr_assert_arr_eq(a->r[s][0].hash, b->r[s][0].hash, 16);
+    struct bench_job *a = run(2, (struct bench_options){.threads = 1}, 8, 2);
+    struct bench_job *b = run(2, (struct bench_options){.threads = 3}, 8, 2);
+    for (int s = 0; s <= BENCH_STEPS; s++) cr_assert_arr_eq(a->r[s][0].hash, b->r[s][0].hash, 16);
 }
 
 /* Overlap, bucket sizes and lazy state change when things happen, never what comes out. */
 Test(runtime, options_do_not_change_bits, .timeout = 400) {
-    struct job *plain = run(2, (struct bench_options){0}, 8, 2);
+    struct bench_job *plain = run(2, (struct bench_options){0}, 8, 2);
     const struct bench_options other[] = {{.no_overlap = true}, {.bucket_mib = 0.004},
                                           {.bucket_mib = 0.06}, {.bucket_mib = 100},
                                           {.more = "optimizer: {state_init: lazy}\n"}};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
-        struct job *j = run(2, other[i], 8, 2);
-        for (int s = 0; s <= STEPS; s++) {
+        struct bench_job *j = run(2, other[i], 8, 2);
+        for (int s = 0; s <= BENCH_STEPS; s++) {
             cr_assert_arr_eq(j->r[s][0].hash, plain->r[s][0].hash, 16, "option %zu step %d", i, s);
             if (s) cr_assert_eq(j->r[s][0].norm, plain->r[s][0].norm);
         }
     }
     for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
-        struct job *base = run(2, (struct bench_options){.row = row((enum zt_mode)m), .shard = 2}, 8, 2);
+        struct bench_job *base = run(2, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 8, 2);
         for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
             struct bench_options o = other[i];
-            o.row = row((enum zt_mode)m);
+            o.row = bench_mode((enum zt_mode)m);
             o.shard = 2;
-            struct job *j = run(2, o, 8, 2);
-            for (int s = 0; s <= STEPS; s++)
+            struct bench_job *j = run(2, o, 8, 2);
+            for (int s = 0; s <= BENCH_STEPS; s++)
                 cr_assert_eq(model_hash(j, s, 2).lo, model_hash(base, s, 2).lo,
                              "mode %d option %zu step %d", m, i, s);
         }
@@ -123,11 +86,11 @@ Test(runtime, options_do_not_change_bits, .timeout = 400) {
 /* Every mode gives ddp's bits at the same number of ranks (one micro-step: both classes are one). */
 Test(runtime, modes_are_bitwise_equal, .timeout = 400) {
     for (int world = 2; world <= 4; world++) {
-        struct job *ddp = run(world, (struct bench_options){0}, 12, 1);
+        struct bench_job *ddp = run(world, (struct bench_options){0}, 12, 1);
         for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
-            struct bench_options o = {.row = row((enum zt_mode)m), .shard = world};
-            struct job *j = run(world, o, 12, 1);
-            for (int s = 0; s <= STEPS; s++) {
+            struct bench_options o = {.row = bench_mode((enum zt_mode)m), .shard = world};
+            struct bench_job *j = run(world, o, 12, 1);
+            for (int s = 0; s <= BENCH_STEPS; s++) {
                 struct zt_hash128 a = model_hash(ddp, s, 1), b = model_hash(j, s, world);
                 cr_assert(a.lo == b.lo && a.hi == b.hi, "world %d mode %s step %d", world,
                           zt_mode_name((enum zt_mode)m), s);
@@ -139,11 +102,11 @@ Test(runtime, modes_are_bitwise_equal, .timeout = 400) {
 
 /* Accumulation: zero1 reduces once like ddp; zero2, zero3 and fsdp reduce every micro-step. */
 Test(runtime, accumulation_classes, .timeout = 200) {
-    struct job *ddp = run(2, (struct bench_options){0}, 12, 3);
-    struct job *z1 = run(2, (struct bench_options){.row = row(ZT_ZERO1), .shard = 2}, 12, 3);
-    struct job *z2 = run(2, (struct bench_options){.row = row(ZT_ZERO2), .shard = 2}, 12, 3);
-    struct job *z3 = run(2, (struct bench_options){.row = row(ZT_FSDP), .shard = 2}, 12, 3);
-    for (int s = 1; s <= STEPS; s++) {
+    struct bench_job *ddp = run(2, (struct bench_options){0}, 12, 3);
+    struct bench_job *z1 = run(2, (struct bench_options){.row = bench_mode(ZT_ZERO1), .shard = 2}, 12, 3);
+    struct bench_job *z2 = run(2, (struct bench_options){.row = bench_mode(ZT_ZERO2), .shard = 2}, 12, 3);
+    struct bench_job *z3 = run(2, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 2}, 12, 3);
+    for (int s = 1; s <= BENCH_STEPS; s++) {
         cr_assert_eq(model_hash(ddp, s, 1).lo, model_hash(z1, s, 2).lo);
         cr_assert_eq(model_hash(z2, s, 2).lo, model_hash(z3, s, 2).lo);
         cr_assert_float_eq(loss(ddp, s, 2), loss(z2, s, 2), 1e-5 * loss(ddp, s, 2));
@@ -152,10 +115,10 @@ Test(runtime, accumulation_classes, .timeout = 200) {
 
 /* Replicas of shards: the replicas agree, and ddp's loss comes out. */
 Test(runtime, hybrid_replicas_agree, .timeout = 200) {
-    struct job *ddp = run(4, (struct bench_options){0}, 12, 1);
+    struct bench_job *ddp = run(4, (struct bench_options){0}, 12, 1);
     for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
-        struct job *j = run(4, (struct bench_options){.row = row((enum zt_mode)m), .shard = 2}, 12, 1);
-        for (int s = 0; s <= STEPS; s++) {
+        struct bench_job *j = run(4, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 12, 1);
+        for (int s = 0; s <= BENCH_STEPS; s++) {
             cr_assert_arr_eq(j->r[s][0].hash, j->r[s][2].hash, 16);
             cr_assert_arr_eq(j->r[s][1].hash, j->r[s][3].hash, 16);
             if (s) cr_assert_float_eq(loss(ddp, s, 4), loss(j, s, 4), 1e-6 * loss(ddp, s, 4));
@@ -165,16 +128,16 @@ Test(runtime, hybrid_replicas_agree, .timeout = 200) {
 
 /* A shard axis of one is not an excuse to train alone: replicate 4 x shard 1 equals ddp. */
 Test(runtime, shard_axis_of_one_still_reduces, .timeout = 200) {
-    struct job *ddp = run(4, (struct bench_options){0}, 12, 1);
-    struct job *j = run(4, (struct bench_options){.row = row(ZT_FSDP), .shard = 1}, 12, 1);
-    for (int s = 0; s <= STEPS; s++)
+    struct bench_job *ddp = run(4, (struct bench_options){0}, 12, 1);
+    struct bench_job *j = run(4, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 1}, 12, 1);
+    for (int s = 0; s <= BENCH_STEPS; s++)
         for (int r = 0; r < 4; r++) cr_assert_arr_eq(j->r[s][r].hash, ddp->r[s][0].hash, 16);
 }
 
 /* ---- bytes ---- */
 
 static int bytes_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
+    struct bench_job *j = arg;
     struct bench b;
     struct zt_error e = {0};
     int shard = j->o.shard ? j->o.shard : 1;
@@ -208,8 +171,8 @@ static int bytes_rank(int rank, int world, void *arg) {
 Test(runtime, bytes_equal_the_formulas, .timeout = 200) {
     for (int world = 1; world <= 4; world++)
         for (int m = ZT_DDP; m < ZT_MODE_COUNT; m++) {
-            struct job *j = ranks_map(sizeof *j);
-            j->o = (struct bench_options){.row = row((enum zt_mode)m), .shard = m == ZT_DDP ? 1 : world};
+            struct bench_job *j = ranks_map(sizeof *j);
+            j->o = (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = m == ZT_DDP ? 1 : world};
             j->global = 12;
             j->micros = 1;
             cr_assert_eq(ranks_run(world, 60, bytes_rank, j, NULL), 0, "world %d mode %d", world, m);
@@ -219,7 +182,7 @@ Test(runtime, bytes_equal_the_formulas, .timeout = 200) {
 /* ---- traffic ---- */
 
 static int traffic_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
+    struct bench_job *j = arg;
     struct bench b;
     struct zt_coll_record log[64];
     struct zt_error e = {0};
@@ -245,9 +208,9 @@ static int traffic_rank(int rank, int world, void *arg) {
 }
 
 Test(runtime, ddp_sends_once_a_window_in_backward_order, .timeout = 60) {
-    struct job *j = ranks_map(sizeof *j);
+    struct bench_job *j = ranks_map(sizeof *j);
     cr_assert_eq(ranks_run(2, 60, traffic_rank, j, NULL), 0);
-    struct job *k = ranks_map(sizeof *k);
+    struct bench_job *k = ranks_map(sizeof *k);
     cr_assert_eq(ranks_run(4, 60, traffic_rank, k, NULL), 0);
 }
 
@@ -255,14 +218,14 @@ Test(runtime, ddp_sends_once_a_window_in_backward_order, .timeout = 60) {
 
 /* Two ranks with 100 and 300 tokens whose gradients are 1 and 2 per token: 1/4 and 3/4. */
 static int weight_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
+    struct bench_job *j = arg;
     struct bench b;
     struct zt_unit_view v;
     struct zt_error e = {0};
-    int64_t own = rank == 0 ? 100 : 300, all = own;
-    struct zt_coll_why why = {"", "tokens", 1, true};
+    int64_t own = rank == 0 ? 100 : 300, all = 0;
+    struct zt_window w = {.valid_tokens = own};
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
-    OK(zt_all_reduce(b.control, &all, 1, ZT_I64, ZT_SUM, zt_device_compute(b.device), &why, &e));
+    OK(zt_window_valid(&w, false, world, b.control, zt_device_compute(b.device), 1, &all, &e));
     EXPECT(all == 400, "%lld", (long long)all);
     struct zt_unit_source s = zt_runtime_source(b.runtime);
     OK(zt_runtime_window_begin(b.runtime, 1, &e));
@@ -291,14 +254,14 @@ static int weight_rank(int rank, int world, void *arg) {
 }
 
 Test(runtime, tokens_weigh_a_quarter_and_three_quarters, .timeout = 60) {
-    struct job *j = ranks_map(sizeof *j);
+    struct bench_job *j = ranks_map(sizeof *j);
     cr_assert_eq(ranks_run(2, 60, weight_rank, j, NULL), 0);
 }
 
 /* Gradients with masked targets: ranks with few and many valid tokens give the gradient of one rank
  * that sees all rows. */
 static int masked_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
+    struct bench_job *j = arg;
     struct bench b;
     struct zt_fixsum sum;
     struct zt_error e = {0};
@@ -320,13 +283,13 @@ static int masked_rank(int rank, int world, void *arg) {
     OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
     OK(zt_model_step(b.model, &s, &batch, (float)(1.0 / 16), true, false, &sum, &valid, &e));
     OK(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e));
-    j->r[0][rank] = (struct result){.norm = b.norm, .loss = zt_fixsum_value(&sum) / 16};
+    j->r[0][rank] = (struct bench_result){.norm = b.norm, .loss = zt_fixsum_value(&sum) / 16};
     bench_close(&b);
     return 0;
 }
 
 Test(runtime, masked_targets_weigh_by_their_count, .timeout = 60) {
-    struct job *one = ranks_map(sizeof *one), *two = ranks_map(sizeof *two);
+    struct bench_job *one = ranks_map(sizeof *one), *two = ranks_map(sizeof *two);
     cr_assert_eq(ranks_run(1, 60, masked_rank, one, NULL), 0);
     cr_assert_eq(ranks_run(2, 60, masked_rank, two, NULL), 0);
     cr_assert_float_eq(one->r[0][0].norm, two->r[0][0].norm, 1e-5 * one->r[0][0].norm);
@@ -338,7 +301,7 @@ Test(runtime, masked_targets_weigh_by_their_count, .timeout = 60) {
 /* ---- what must fail ---- */
 
 static int nan_rank(int rank, int world, void *arg) {
-    struct job *j = arg;
+    struct bench_job *j = arg;
     struct bench b;
     struct zt_hash128 before, after;
     struct zt_unit_view v;
@@ -361,9 +324,9 @@ static int nan_rank(int rank, int world, void *arg) {
 }
 
 Test(runtime, non_finite_norm_stops_before_the_update, .timeout = 60) {
-    struct job *j = ranks_map(sizeof *j), *k = ranks_map(sizeof *k);
+    struct bench_job *j = ranks_map(sizeof *j), *k = ranks_map(sizeof *k);
     cr_assert_eq(ranks_run(2, 60, nan_rank, j, NULL), 0);
-    k->o = (struct bench_options){.row = row(ZT_ZERO2), .shard = 2};
+    k->o = (struct bench_options){.row = bench_mode(ZT_ZERO2), .shard = 2};
     cr_assert_eq(ranks_run(2, 60, nan_rank, k, NULL), 0, "the norm travels with its flag");
 }
 

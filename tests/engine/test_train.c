@@ -331,6 +331,21 @@ Test(train, too_small_a_capacity_is_told_in_full) {
     cr_assert(told);
 }
 
+/* One rank out of memory: the others end at once, and know that it was a peer. */
+Test(train, a_rank_out_of_memory_ends_the_others_as_a_consequence) {
+    struct train_job *j = train_start(3, small_step(text(), "eager"));
+    j->capacity_of_1 = 4 << 20;
+    double start = ranks_seconds();
+    train_go(j, 0);
+    cr_assert_lt(ranks_seconds() - start, 20.0);
+    cr_assert_eq(j->rank[1].result.reason, ZT_REASON_OOM_DEVICE, "%s", j->rank[1].err.msg);
+    for (int k = 0; k < 3; k += 2) {
+        cr_assert_eq(j->rank[k].result.reason, ZT_REASON_PEER_LOST, "%s", j->rank[k].err.msg);
+        cr_assert(zt_reason_is_consequence(j->rank[k].result.reason));
+        cr_assert_eq(j->rank[k].result.peer, 1);
+    }
+}
+
 Test(train, growth_names_the_tag_and_the_bytes) {
     struct zt_growth g = {0};
     struct zt_ledger l;
@@ -494,6 +509,30 @@ Test(train, too_little_data_is_refused_before_step_one) {
         data_folder, T));
     train_go(j, 0);
     cr_assert_eq(j->rank[0].result.reason, ZT_REASON_DATA_ERROR, "%s", j->rank[0].err.msg);
+}
+
+Test(train, progress_page_outlives_the_trainer) {
+    size_t bytes = ZT_PROGRESS_RING + zt_comm_log_bytes(256);
+    struct zt_coll_record log[256];
+    struct train_job *j = train_start(2, train_yaml(
+        MODEL "dataset: {path: %s}\ntraining: {steps: 3, seq_len: %d, local_batch_size: 1, "
+        "global_batch_size: 4}\n", text(), T));
+    j->progress = ranks_map(bytes);
+    j->progress_bytes = bytes;
+    train_go(j, 0);
+    cr_assert_eq(atomic_load(&j->progress->step), 3);
+    cr_assert_eq(atomic_load(&j->progress->state), ZT_TRAINER_DONE);
+    cr_assert_eq(atomic_load(&j->progress->phase), ZT_PHASE_OPTIMIZER);
+    cr_assert_eq(atomic_load(&j->progress->micro), 1);
+    cr_assert_gt(atomic_load(&j->progress->last_progress_ns), 0);
+    int64_t n = zt_comm_log_read((char *)j->progress + ZT_PROGRESS_RING, zt_comm_log_bytes(256), 0, log,
+                                 256);
+    int reduced = 0;
+    for (int64_t i = 0; i < n; i++) {
+        cr_assert_neq(log[i].end_ns, 0);
+        reduced += log[i].kind == ZT_COLL_ALL_REDUCE && !log[i].control && log[i].step == 2;
+    }
+    cr_assert_eq(reduced, 3, "root and two blocks, once per window");
 }
 
 Test(train, reasons_of_every_code) {

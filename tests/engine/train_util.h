@@ -25,7 +25,8 @@ struct train_job {
     struct ranks_shared shared;
     char yaml[2048];
     int world, threads;
-    int64_t capacity;
+    int64_t capacity, capacity_of_1;             /* rank 1's own when not 0 */
+    struct zt_progress *progress; size_t progress_bytes; /* rank 0's page, NULL = none */
     int stop_rank; int64_t stop_step;            /* rank asks to stop after this step; 0 = never */
     int sleep_rank; long sleep_ms;               /* rank sleeps this long in each step's hook */
     int kill_rank; int64_t kill_step;            /* rank dies in this step's hook; 0 = never */
@@ -76,7 +77,10 @@ static int train_rank(int rank, int world, void *arg) {
     EXPECT(zt_spec_resolve(&spec, world, "test.yaml", &me->err) == 0, "%s", me->err.msg);
     struct zt_train_config c = {.spec = &spec, .rank = rank, .local_rank = rank, .world = world,
                                 .generation = 1, .device = "cpu", .threads = j->threads,
-                                .capacity_bytes = j->capacity};
+                                .capacity_bytes = rank == 1 && j->capacity_of_1 ? j->capacity_of_1
+                                                                                : j->capacity,
+                                .progress = rank == 0 ? j->progress : NULL,
+                                .progress_bytes = j->progress_bytes};
     struct zt_train_hooks h = {.arg = &self, .comm_id = hook_comm_id, .step = hook_step,
                                .event = hook_event, .stop = hook_stop};
     me->rc = zt_train(&c, &h, &me->result, &me->err);
