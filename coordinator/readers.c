@@ -13,6 +13,8 @@
 struct zt_readers {
     struct zt_shell *sh;
     pthread_mutex_t mu;
+    sqlite3 *keeper;   /* open as long as we run: the shared index of the WAL stays, so that a new connection needs
+                          no room on a full disk, also after the writer has dropped its own */
     sqlite3 *idle[KEPT];
     int n_idle;
     size_t busy;       /* loop's thread only */
@@ -36,6 +38,10 @@ int zt_readers_new(struct zt_shell *sh, struct zt_readers **out, struct zt_error
     if (!r)
         return zt_fail(err, ZT_ENOMEM, "out of memory");
     r->sh = sh;
+    if (zt_query_open(sh->state_dir, &r->keeper, err)) {
+        free(r);
+        return err->code;
+    }
     pthread_mutex_init(&r->mu, NULL);
     *out = r;
     return 0;
@@ -135,6 +141,7 @@ void zt_readers_free(struct zt_readers *r)
     ZT_ASSERT(r->busy == 0);
     for (int i = 0; i < r->n_idle; i++)
         sqlite3_close(r->idle[i]);
+    sqlite3_close(r->keeper);
     pthread_mutex_destroy(&r->mu);
     free(r);
 }

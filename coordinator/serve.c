@@ -291,6 +291,7 @@ int zt_serve(const struct zt_serve_config *c)
         return 10;
     }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file at its size limit is an error of a write, not the end of us */
     sh->waiting_last = &sh->waiting;
     raise_descriptor_limit();
     if (zt_state_prepare(c->state, sh->state_dir, sizeof sh->state_dir, &err) || open_store(sh, &err) ||

@@ -7,6 +7,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <time.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -248,14 +250,13 @@ Test(zcoord, acknowledged_runs_survive_kill_nine) {
     remove_tree(d.dir);
 }
 
-Test(zcoord, a_worker_is_told_what_to_do) {
+Test(zcoord, roles_and_shutdown) {
     struct daemon d;
     struct answer a;
     fresh(&d);
     start(&d);
     struct zt_call *c = dial(&d);
-    /* a client may not speak as a worker */
-    Zt__Register r = ZT__REGISTER__INIT;
+    Zt__Register r = ZT__REGISTER__INIT; /* a client may not speak as a worker */
     uint8_t incarnation[16] = { 7 };
     r.worker_id = (char *)"box/cpu-0";
     r.incarnation.data = incarnation;
@@ -265,12 +266,316 @@ Test(zcoord, a_worker_is_told_what_to_do) {
     r.capacity_bytes = 1 << 30;
     r.threads = 1;
     cr_expect_eq(call(c, ZT__ENVELOPE__BODY_REGISTER_WORKER, &r, &a), ZT_EAUTH);
-    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_TRAINER_STATE, &(Zt__TrainerState)ZT__TRAINER_STATE__INIT, &a) != 0, 1);
+    Zt__TrainerStop inner = ZT__TRAINER_STOP__INIT; /* meant for the trainer's socket pair only */
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_TRAINER_STOP, &inner, &a), ZT_EUNSUPPORTED);
     Zt__Shutdown s = ZT__SHUTDOWN__INIT;
     cr_expect_eq(call(c, ZT__ENVELOPE__BODY_SHUTDOWN, &s, &a), 0, "%s", a.err.msg);
     drop(&a);
     zt_call_close(c);
     cr_expect_eq(finish(&d), 0, "%s", d.out);
+    remove_tree(d.dir);
+}
+
+/* ------------------------------------------------------------------------------ two workers without trainers */
+struct fake { struct zt_client *c; struct fake_run *run; int number, rank; uint32_t generation; bool started, aborted; int acks; char run_id[32]; };
+struct fake_run { uv_loop_t loop; struct fake w[2]; int phase; bool closed[2]; uint8_t comm[2][8]; int comm_ids, refusals; };
+
+static void on_desired(struct fake *f, const Zt__Desired *d)
+{
+    if (d && d->action == ZT__DESIRED__ACTION__START && !f->started) {
+        f->started = true;
+        f->rank = (int)d->assignment->rank;
+        f->generation = d->generation;
+        snprintf(f->run_id, sizeof f->run_id, "%s", d->run_id);
+        cr_expect_eq(d->assignment->world, 2);
+        cr_expect_eq(d->assignment->replicate, 2);
+        cr_expect_eq(d->assignment->run_yaml.len, strlen(yaml));
+        cr_expect(memcmp(d->assignment->run_yaml.data, yaml, strlen(yaml)) == 0, "the file arrives byte for byte");
+        cr_expect_str_eq(d->assignment->run_name, "fake");
+    }
+    if (d && d->action == ZT__DESIRED__ACTION__ABORT)
+        f->aborted = true;
+}
+
+static void on_push(void *arg, const Zt__Envelope *env)
+{
+    if (env->body_case == ZT__ENVELOPE__BODY_BEAT_REPLY)
+        on_desired(arg, env->beat_reply->desired);
+}
+
+static void on_reply(void *arg, const Zt__Envelope *env, const struct zt_error *err)
+{
+    struct fake *f = arg;
+    f->acks++;
+    if (err)
+        f->run->refusals++;
+    if (env && env->body_case == ZT__ENVELOPE__BODY_BEAT_REPLY)
+        on_desired(f, env->beat_reply->desired);
+    if (env && env->body_case == ZT__ENVELOPE__BODY_COMM_ID && env->comm_id->id.len == 8) {
+        memcpy(f->run->comm[f->rank], env->comm_id->id.data, 8);
+        f->run->comm_ids++;
+    }
+}
+
+static void say(struct fake *f, Zt__Envelope__BodyCase which, void *body)
+{
+    struct zt_error err;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    env.body_case = which;
+    env.beat = body;
+    cr_assert_eq(zt_client_request(f->c, &env, false, 10, on_reply, f, &err), 0, "%s", err.msg);
+}
+
+/* Runs the loop until worker 0 and 1 have had `acks` answers in all and `started` of them START. */
+static void until(struct fake_run *r, int acks, int started)
+{
+    uv_timer_t guard;
+    uv_timer_init(&r->loop, &guard);
+    uv_timer_start(&guard, bench_tick, 5, 5);
+    bool ok = false;
+    for (int i = 0; i < 4000 && !ok; i++) {
+        uv_run(&r->loop, UV_RUN_ONCE);
+        ok = r->w[0].acks + r->w[1].acks >= acks && r->w[0].started + r->w[1].started >= started;
+    }
+    uv_close((uv_handle_t *)&guard, NULL);
+    uv_run(&r->loop, UV_RUN_NOWAIT);
+    cr_assert(ok, "%d + %d answers of %d, %d + %d started of %d", r->w[0].acks, r->w[1].acks, acks, r->w[0].started, r->w[1].started, started);
+}
+
+static void both(struct fake_run *r, void (*fn)(struct fake *f), int *acks)
+{
+    for (int i = 0; i < 2; i++)
+        fn(&r->w[i]);
+    *acks += 2;
+    until(r, *acks, 0);
+    cr_assert_eq(r->refusals, 0);
+}
+
+static void say_register(struct fake *f)
+{
+    Zt__Register m = ZT__REGISTER__INIT;
+    uint8_t incarnation[16] = { (uint8_t)(1 + f->number) };
+    char id[16];
+    snprintf(id, sizeof id, "box/cpu-%d", f->number);
+    m.worker_id = id;
+    m.incarnation.data = incarnation;
+    m.incarnation.len = 16;
+    m.host = (char *)"box";
+    m.device = (char *)"cpu";
+    m.capacity_bytes = 1 << 30;
+    m.threads = 1;
+    say(f, ZT__ENVELOPE__BODY_REGISTER_WORKER, &m);
+}
+
+static void say_ready(struct fake *f)
+{
+    Zt__RankReady m = ZT__RANK_READY__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    say(f, ZT__ENVELOPE__BODY_RANK_READY, &m);
+}
+
+static void say_in_comm(struct fake *f)
+{
+    Zt__RankInComm m = ZT__RANK_IN_COMM__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    say(f, ZT__ENVELOPE__BODY_RANK_IN_COMM, &m);
+}
+
+static void say_comm(struct fake *f)
+{
+    Zt__PutCommId put = ZT__PUT_COMM_ID__INIT;
+    Zt__GetCommId get = ZT__GET_COMM_ID__INIT;
+    put.run_id = get.run_id = f->run_id;
+    put.generation = get.generation = f->generation;
+    put.group = get.group = (char *)"world";
+    put.id.data = (uint8_t *)(uintptr_t)"secret-1";
+    put.id.len = 8;
+    if (f->rank == 0)
+        say(f, ZT__ENVELOPE__BODY_PUT_COMM_ID, &put);
+    else
+        say(f, ZT__ENVELOPE__BODY_GET_COMM_ID, &get);
+}
+
+static void say_steps(struct fake *f)
+{
+    static struct a_report a[20];
+    Zt__StepReport *list[20];
+    uint8_t incarnation[16] = { (uint8_t)(1 + f->number) };
+    Zt__ReportSteps m = ZT__REPORT_STEPS__INIT;
+    for (int i = 0; i < 20; i++)
+        list[i] = report(&a[i], (uint32_t)f->rank, i + 1, f->generation);
+    m.run_id = f->run_id;
+    m.seq = 1;
+    m.incarnation.data = incarnation;
+    m.incarnation.len = 16;
+    m.steps = list;
+    m.n_steps = 20;
+    say(f, ZT__ENVELOPE__BODY_REPORT_STEPS, &m);
+}
+
+static void say_log(struct fake *f)
+{
+    Zt__LogAppend m = ZT__LOG_APPEND__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    m.data.data = (uint8_t *)(uintptr_t)"a line\n";
+    m.data.len = 7;
+    say(f, ZT__ENVELOPE__BODY_LOG_APPEND, &m);
+}
+
+static void say_event(struct fake *f)
+{
+    Zt__ReportEvent m = ZT__REPORT_EVENT__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    m.kind = (char *)"DATA_SKIPPED";
+    m.message = (char *)"something";
+    m.has_seq = 1;
+    say(f, ZT__ENVELOPE__BODY_REPORT_EVENT, &m);
+}
+
+static void say_done(struct fake *f)
+{
+    Zt__RankDone m = ZT__RANK_DONE__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    m.steps = 20;
+    m.parameter_hash = (char *)"0123456789abcdef0123456789abcdef";
+    say(f, ZT__ENVELOPE__BODY_RANK_DONE, &m);
+}
+
+static void say_exited(struct fake *f)
+{
+    Zt__ChildExited m = ZT__CHILD_EXITED__INIT;
+    m.run_id = f->run_id;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    m.has_exit_code = 1;
+    say(f, ZT__ENVELOPE__BODY_CHILD_EXITED, &m);
+}
+
+static void mark_closed(void *arg) { *(bool *)arg = true; }
+
+static void connect_fakes(struct fake_run *r, struct daemon *d)
+{
+    struct zt_error err;
+    char path[128];
+    memset(r, 0, sizeof *r);
+    uv_loop_init(&r->loop);
+    for (int i = 0; i < 2; i++) {
+        struct zt_client_config c = { .port = d->port, .role = ZT__ROLE__ROLE_WORKER, .principal = "fake", .arg = &r->w[i], .on_push = on_push };
+        snprintf(c.host, sizeof c.host, "127.0.0.1");
+        snprintf(path, sizeof path, "%s/token", d->dir);
+        cr_assert_eq(zt_token_load(&zt_sys_posix, path, &c.token, &err), 0);
+        r->w[i].run = r;
+        r->w[i].number = i;
+        cr_assert_eq(zt_client_open(&r->loop, &c, &r->w[i].c, &err), 0, "%s", err.msg);
+    }
+}
+
+static void close_fakes(struct fake_run *r)
+{
+    for (int i = 0; i < 2; i++)
+        zt_client_close(r->w[i].c, mark_closed, &r->closed[i]);
+    uv_run(&r->loop, UV_RUN_DEFAULT);
+    cr_expect(r->closed[0] && r->closed[1]);
+    cr_expect_eq(uv_loop_close(&r->loop), 0);
+}
+
+Test(zcoord, a_run_of_two_workers_from_submit_to_succeeded) {
+    struct daemon d;
+    struct answer a;
+    struct fake_run r;
+    int acks = 0;
+    signal(SIGPIPE, SIG_IGN);
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    connect_fakes(&r, &d);
+    both(&r, say_register, &acks);
+    cr_assert_eq(submit(c, "fake", yaml, 1, &a), 0, "%s", a.err.msg);
+    drop(&a);
+    until(&r, acks, 2); /* START is pushed */
+    cr_expect_eq(r.w[0].rank + r.w[1].rank, 1);
+    both(&r, say_ready, &acks);
+    both(&r, say_comm, &acks); /* the getter waits for the putter, whoever comes first */
+    cr_expect_eq(r.comm_ids, 2);
+    cr_expect(memcmp(r.comm[0], "secret-1", 8) == 0 && memcmp(r.comm[1], "secret-1", 8) == 0);
+    both(&r, say_in_comm, &acks);
+    both(&r, say_steps, &acks);
+    both(&r, say_steps, &acks); /* as after a lost acknowledgement */
+    both(&r, say_log, &acks);
+    both(&r, say_log, &acks);
+    both(&r, say_event, &acks);
+    both(&r, say_event, &acks);
+    both(&r, say_done, &acks);
+    both(&r, say_exited, &acks);
+    Zt__GetRun get = ZT__GET_RUN__INIT;
+    get.run = (char *)"fake";
+    for (int i = 0; i < 100; i++) {
+        cr_assert_eq(call(c, ZT__ENVELOPE__BODY_GET_RUN, &get, &a), 0, "%s", a.err.msg);
+        if (strcmp(a.env->run_detail->summary->state, "SUCCEEDED") == 0)
+            break;
+        drop(&a);
+        until(&r, acks, 0);
+    }
+    cr_expect_str_eq(a.env->run_detail->summary->state, "SUCCEEDED");
+    cr_expect_str_eq(a.env->run_detail->parameter_hash, "0123456789abcdef0123456789abcdef");
+    cr_expect_eq(a.env->run_detail->summary->step, 20);
+    drop(&a);
+    say_in_comm(&r.w[0]); /* of a run that is over: refused */
+    until(&r, ++acks, 0);
+    cr_expect_eq(r.refusals, 1);
+    close_fakes(&r);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    struct bench b;
+    snprintf(b.dir, sizeof b.dir, "%s", d.dir);
+    sqlite3 *db = open_reader(&b);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_rank"), 40);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_rollup"), 20);
+    cr_expect_eq(number_of(db, "SELECT (SELECT sum(tokens) FROM step_rank) = (SELECT sum(tokens) FROM step_rollup)"), 1);
+    cr_expect_eq(number_of(db, "SELECT sum(length(data)) FROM logs"), 14, "a repeated piece is stored once");
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM events WHERE kind = 'DATA_SKIPPED'"), 2, "a repeated event is stored once");
+    sqlite3_close(db);
+    remove_tree(d.dir);
+}
+
+/* A file size limit stands for a disk that refuses writes. */
+Test(zcoord, a_disk_that_refuses_keeps_reads_alive) {
+    struct daemon d;
+    struct answer a;
+    struct rlimit small = { 0, RLIM_INFINITY }, old;
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    cr_assert_eq(submit(c, "before", yaml, 1, &a), 0, "%s", a.err.msg);
+    drop(&a);
+    cr_assert_eq(prlimit(d.pid, RLIMIT_FSIZE, &small, &old), 0);
+    cr_expect_eq(submit(c, "during", yaml, 2, &a), ZT_EBUSY, "nothing may be confirmed");
+    cr_expect(strstr(a.err.msg, "write") != NULL, "%s", a.err.msg);
+    cr_expect_eq(submit(c, "refused", yaml, 3, &a), ZT_EBUSY);
+    cr_expect_eq(runs_listed(c), 1, "reads go on");
+    cr_assert_eq(prlimit(d.pid, RLIMIT_FSIZE, &old, NULL), 0);
+    int code = ZT_EBUSY;
+    for (int i = 0; i < 200 && code == ZT_EBUSY; i++) { /* the writer tries again by itself */
+        struct timespec pause = { 0, 50000000 };
+        nanosleep(&pause, NULL);
+        code = submit(c, "during", yaml, 2, &a);
+        if (!code)
+            drop(&a);
+    }
+    cr_expect_eq(code, 0, "%s", a.err.msg);
+    cr_expect_eq(runs_listed(c), 2, "the repeated request is the same run");
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
     remove_tree(d.dir);
 }
 
