@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/sys.h"
@@ -137,7 +138,13 @@ int zw_identity_take(const char *host, const char *name, struct zw_identity *id,
         default_host(id->host, sizeof(id->host));
     }
     if (name) {
+        /* a predecessor that was just killed may have a child that has not yet let go of the lock */
+        const struct timespec pause = {.tv_nsec = 25000000};
         rc = try_name(id, name, err);
+        for (int i = 0; i < 20 && rc == ZT_ECONFLICT; i++) {
+            nanosleep(&pause, NULL);
+            rc = try_name(id, name, err);
+        }
     } else {
         rc = ZT_ECONFLICT;
         for (int k = 0; k < WORKERS_PER_HOST && rc == ZT_ECONFLICT; k++) {

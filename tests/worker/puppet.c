@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tests/worker/puppet.c: plays the trainer. Its script is the run.yaml of the assignment, one command a
+ * line:
+ *   pid FILE       append this process's id to FILE
+ *   state N        TrainerState with phase N
+ *   put / get      exchange the communicator id, wait for the answer
+ *   steps A B      step reports A to B, one frame each
+ *   log N          N numbered lines to stdout; err TEXT a line to stderr; part TEXT without a newline
+ *   event TEXT     ReportEvent; fail R TEXT TrainerFailure with reason R
+ *   done N         TrainerDone; exit N, signal N, hang (SIGTERM is ignored), garbage
+ *   wait FILE      until FILE exists; touch FILE
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#include "proto/frame.h"
+
+static int fd = 3;
+static struct zt_decoder decoder;
+static Zt__Envelope *got;
+static void *got_arena;
+static int frames;
+
+static int on_frame(void *arg, const Zt__Envelope *env, struct zt_error *err)
+{
+    (void)arg;
+    frames++;
+    zt_envelope_free(got, got_arena);
+    return zt_envelope_copy(env, &got, &got_arena, err);
+}
+
+static void next_frame(void)
+{
+    char c;
+    struct zt_error err;
+    int before = frames;
+    while (frames == before) {
+        if (read(fd, &c, 1) != 1 || zt_decoder_feed(&decoder, &c, 1, on_frame, NULL, &err)) {
+            exit(99);
+        }
+    }
+}
+
+static void put_frame(Zt__Envelope *env)
+{
+    uint8_t *p;
+    size_t n, at = 0;
+    struct zt_error err;
+    if (zt_frame_pack(env, &p, &n, &err)) {
+        exit(98);
+    }
+    while (at < n) {
+        ssize_t k = write(fd, p + at, n - at);
+        if (k <= 0) {
+            exit(97);
+        }
+        at += (size_t)k;
+    }
+    free(p);
+}
+
+static void nap(void)
+{
+    const struct timespec t = {.tv_nsec = 5000000};
+    nanosleep(&t, NULL);
+}
+
+static void send_state(int phase)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__TrainerState st = ZT__TRAINER_STATE__INIT;
+    st.phase = (Zt__TrainerPhase)phase;
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_STATE;
+    env.trainer_state = &st;
+    put_frame(&env);
+}
+
+static void comm_id(int put)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__PutCommId p = ZT__PUT_COMM_ID__INIT;
+    Zt__GetCommId g = ZT__GET_COMM_ID__INIT;
+    uint8_t id[128];
+    memset(id, 0x42, sizeof(id));
+    p.run_id = g.run_id = (char *)(uintptr_t)"";
+    p.group = g.group = (char *)(uintptr_t)"world";
+    p.id = (ProtobufCBinaryData){sizeof(id), id};
+    env.request_id = 5;
+    env.body_case = put ? ZT__ENVELOPE__BODY_PUT_COMM_ID : ZT__ENVELOPE__BODY_GET_COMM_ID;
+    if (put) {
+        env.put_comm_id = &p;
+    } else {
+        env.get_comm_id = &g;
+    }
+    put_frame(&env);
+    next_frame();
+    if (got->request_id != 5 || got->code != ZT__CODE__OK || got->comm_id->id.len != 128 ||
+        got->comm_id->id.data[7] != 0x42) {
+        exit(96);
+    }
+}
+
+static void send_steps(long from, long to)
+{
+    uint8_t none[1] = {0};
+    for (long i = from; i <= to; i++) {
+        Zt__Envelope env = ZT__ENVELOPE__INIT;
+        Zt__ReportSteps r = ZT__REPORT_STEPS__INIT;
+        Zt__StepReport s = ZT__STEP_REPORT__INIT, *list[1] = {&s};
+        Zt__TagBytes at = ZT__TAG_BYTES__INIT;
+        at.has_parameters = 1;
+        at.parameters = i;
+        s.step = i;
+        s.has_loss = 1;
+        s.loss = 1.0 / (double)i;
+        s.has_forward_seconds = 1;
+        s.at_peak = &at;
+        r.run_id = (char *)(uintptr_t)"";
+        r.incarnation = (ProtobufCBinaryData){0, none};
+        r.n_steps = 1;
+        r.steps = list;
+        env.body_case = ZT__ENVELOPE__BODY_REPORT_STEPS;
+        env.report_steps = &r;
+        put_frame(&env);
+    }
+}
+
+static void send_event(char *text)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportEvent ev = ZT__REPORT_EVENT__INIT;
+    ev.run_id = (char *)(uintptr_t)"";
+    ev.kind = (char *)(uintptr_t)"PUPPET";
+    ev.message = text;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_EVENT;
+    env.report_event = &ev;
+    put_frame(&env);
+}
+
+static void send_failure(const char *args)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__TrainerFailure tf = ZT__TRAINER_FAILURE__INIT;
+    Zt__ReportFailure f = ZT__REPORT_FAILURE__INIT;
+    char *end;
+    f.run_id = (char *)(uintptr_t)"";
+    f.reason = (uint32_t)strtoul(args, &end, 10);
+    f.message = end + 1;
+    tf.failure = &f;
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_FAILURE;
+    env.trainer_failure = &tf;
+    put_frame(&env);
+}
+
+static void send_done(long steps)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__TrainerDone d = ZT__TRAINER_DONE__INIT;
+    d.steps = steps;
+    d.parameter_hash = (char *)(uintptr_t)"00112233445566778899aabbccddeeff";
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_DONE;
+    env.trainer_done = &d;
+    put_frame(&env);
+}
+
+static void append_pid(const char *path)
+{
+    int f = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (f < 0 || dprintf(f, "%d\n", (int)getpid()) < 0) {
+        exit(95);
+    }
+    close(f);
+}
+
+static void hang(void)
+{
+    signal(SIGTERM, SIG_IGN);
+    for (;;) {
+        pause();
+    }
+}
+
+static void obey(char *line)
+{
+    char *arg = strchr(line, ' ');
+    char none[1] = "";
+    if (arg) {
+        *arg++ = '\0';
+    } else {
+        arg = none;
+    }
+    long n = strtol(arg, NULL, 10);
+    if (!strcmp(line, "pid")) {
+        append_pid(arg);
+    } else if (!strcmp(line, "state")) {
+        send_state((int)n);
+    } else if (!strcmp(line, "put") || !strcmp(line, "get")) {
+        comm_id(line[0] == 'p');
+    } else if (!strcmp(line, "steps")) {
+        send_steps(n, strtol(strchr(arg, ' '), NULL, 10));
+    } else if (!strcmp(line, "log")) {
+        for (long i = 0; i < n; i++) {
+            printf("line %ld of the puppet's long and winding log\n", i);
+        }
+        fflush(stdout);
+    } else if (!strcmp(line, "err")) {
+        fprintf(stderr, "%s\n", arg);
+    } else if (!strcmp(line, "part")) {
+        printf("%s", arg);
+        fflush(stdout);
+    } else if (!strcmp(line, "event")) {
+        send_event(arg);
+    } else if (!strcmp(line, "fail")) {
+        send_failure(arg);
+    } else if (!strcmp(line, "done")) {
+        send_done(n);
+    } else if (!strcmp(line, "exit")) {
+        _exit((int)n);
+    } else if (!strcmp(line, "signal")) {
+        signal((int)n, SIG_DFL);
+        raise((int)n);
+    } else if (!strcmp(line, "hang")) {
+        hang();
+    } else if (!strcmp(line, "garbage")) {
+        (void)!write(fd, "\xff\xff\xff\xffgarbage", 11);
+        hang();
+    } else if (!strcmp(line, "wait")) {
+        while (access(arg, F_OK)) {
+            nap();
+        }
+    } else if (!strcmp(line, "touch")) {
+        close(open(arg, O_WRONLY | O_CREAT, 0600));
+    } else {
+        exit(94);
+    }
+}
+
+int main(void)
+{
+    /* the channel may have a low limit: a puppet that blocks there is what the tests want to see */
+    zt_decoder_init(&decoder, ZT_FRAME_MAX);
+    next_frame();
+    if (got->body_case != ZT__ENVELOPE__BODY_TRAINER_START) {
+        return 93;
+    }
+    const ProtobufCBinaryData *y = &got->trainer_start->assignment->run_yaml;
+    char *script = strndup((const char *)y->data, y->len), *save = NULL;
+    for (char *line = strtok_r(script, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        obey(line);
+    }
+    free(script);
+    return 0;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker's stores without a process: the report ring with its spill file, the log, exit verdicts,
+ * and the conversion of a step report. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "worker/child.h"
+#include "worker/logs.h"
+#include "worker/steps.h"
+#include "worker/trainer.h"
+
+static char spill[300];
+
+static void make_spill(void)
+{
+    const char *tmp = getenv("TMPDIR");
+    char folder[200];
+    snprintf(folder, sizeof(folder), "%s/zt-steps-XXXXXX", tmp ? tmp : "/tmp");
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(spill, sizeof(spill), "%s/spill", folder);
+}
+
+static void drop_spill(void)
+{
+    cr_assert_neq(access(spill, F_OK), 0, "the spill file was left");
+    *strrchr(spill, '/') = '\0';
+    cr_assert_eq(rmdir(spill), 0);
+}
+
+TestSuite(steps, .init = make_spill, .fini = drop_spill);
+
+static void push(struct zw_steps *s, int64_t step)
+{
+    Zt__StepReport r = ZT__STEP_REPORT__INIT;
+    Zt__TagBytes at = ZT__TAG_BYTES__INIT;
+    struct zt_error err;
+    r.step = step;
+    r.has_loss = r.has_forward_seconds = 1;
+    r.loss = (double)step / 3.0;
+    r.at_peak = &at;
+    r.has_tokens = 1;
+    r.tokens = 7 * step;
+    r.phase_of_peak = (char *)(uintptr_t)"backward";
+    cr_assert_eq(zw_steps_push(s, &r, &err), 0);
+}
+
+/* Takes everything; returns how many were thin. Checks order from `first` and values. */
+static int drain(struct zw_steps *s, int64_t first, int64_t last)
+{
+    struct zw_batch b;
+    int thin = 0;
+    int64_t next = first;
+    for (;;) {
+        zw_steps_take(s, &b);
+        if (b.n == 0) {
+            break;
+        }
+        cr_assert_leq(b.n, (size_t)ZW_BATCH_REPORTS);
+        for (size_t i = 0; i < b.n; i++) {
+            Zt__StepReport *r = zt__step_report__unpack(NULL, b.reports[i].n, b.reports[i].bytes);
+            cr_assert_not_null(r);
+            cr_assert_eq(r->step, next);
+            cr_assert_eq(r->loss, (double)next / 3.0);
+            cr_assert_eq(r->tokens, 7 * next);
+            cr_assert_str_eq(r->phase_of_peak, "backward");
+            cr_assert_eq(r->thinned != 0, r->at_peak == NULL);
+            cr_assert_eq(r->thinned != 0, !r->has_forward_seconds);
+            thin += r->thinned;
+            next++;
+            zt__step_report__free_unpacked(r, NULL);
+        }
+        zw_batch_free(&b);
+    }
+    cr_assert_eq(next, last + 1);
+    cr_assert_eq(zw_steps_count(s), 0u);
+    return thin;
+}
+
+Test(steps, in_order_and_whole_up_to_the_limit)
+{
+    struct zw_steps s;
+    zw_steps_init(&s, &zt_sys_posix, spill);
+    for (int64_t i = 1; i <= ZW_STEPS_FULL; i++) {
+        push(&s, i);
+    }
+    cr_assert_eq(zw_steps_count(&s), (size_t)ZW_STEPS_FULL);
+    cr_assert_neq(access(spill, F_OK), 0);
+    cr_assert_eq(drain(&s, 1, ZW_STEPS_FULL), 0);
+    zw_steps_free(&s);
+}
+
+Test(steps, one_more_thins_the_oldest)
+{
+    struct zw_steps s;
+    zw_steps_init(&s, &zt_sys_posix, spill);
+    for (int64_t i = 1; i <= ZW_STEPS_FULL + 1; i++) {
+        push(&s, i);
+    }
+    cr_assert_eq(s.spilled, 1u);
+    cr_assert_eq(drain(&s, 1, ZW_STEPS_FULL + 1), 1);
+    zw_steps_free(&s);
+}
+
+Test(steps, spill_and_take_mixed)
+{
+    struct zw_steps s;
+    struct zw_batch b;
+    zw_steps_init(&s, &zt_sys_posix, spill);
+    s.full_max = 50;
+    int64_t pushed = 0, taken = 0;
+    for (int round = 0; round < 40; round++) {
+        for (int i = 0; i < 97; i++) {
+            push(&s, ++pushed);
+        }
+        zw_steps_take(&s, &b);
+        for (size_t i = 0; i < b.n; i++) {
+            Zt__StepReport *r = zt__step_report__unpack(NULL, b.reports[i].n, b.reports[i].bytes);
+            cr_assert_eq(r->step, ++taken);
+            zt__step_report__free_unpacked(r, NULL);
+        }
+        zw_batch_free(&b);
+    }
+    cr_assert_gt(s.spilled, 1000u);
+    cr_assert_leq(s.n, 51u, "memory is bounded");
+    drain(&s, taken + 1, pushed);
+    zw_steps_free(&s);
+}
+
+/* Every file call fails once, or the disk is full for good: no report is lost, all in order. */
+Test(steps, no_disk_loses_nothing)
+{
+    for (int64_t at = 1; at < 60; at++) {
+        struct zt_sys_nth nth = {.real = &zt_sys_posix, .fail_at = at, .error = 28};
+        struct zt_sys sys = zt_sys_fail_nth(&nth);
+        struct zw_steps s;
+        zw_steps_init(&s, &sys, spill);
+        s.full_max = 5;
+        for (int64_t i = 1; i <= 30; i++) {
+            push(&s, i);
+        }
+        if (nth.calls >= at) { /* the failure hit a write: reads come later */
+            cr_assert_eq(zw_steps_count(&s), 30u);
+            drain(&s, 1, 30);
+        } else {
+            zw_steps_clear(&s);
+        }
+        zw_steps_free(&s);
+        (void)unlink(spill);
+    }
+    struct zw_steps s;
+    zw_steps_init(&s, &zt_sys_posix, "/nonexistent/folder/spill");
+    s.full_max = 5;
+    for (int64_t i = 1; i <= 30; i++) {
+        push(&s, i);
+    }
+    cr_assert_eq(drain(&s, 1, 30), 25);
+    zw_steps_free(&s);
+}
+
+/* ----------------------------------------------------------------------------------------- logs */
+
+static void take_all(struct zw_logs *l, char *out)
+{
+    uint64_t offset, expect = 0;
+    bool err;
+    size_t n, at = 0;
+    while ((n = zw_logs_peek(l, out + at, 40, &offset, &err)) > 0) {
+        cr_assert_eq(offset, expect);
+        at += n;
+        expect += n;
+        zw_logs_ack(l, expect);
+    }
+    out[at] = '\0';
+}
+
+Test(logs, lines_stay_whole_and_streams_apart)
+{
+    struct zw_logs l;
+    char out[256];
+    zw_logs_init(&l);
+    zw_logs_feed(&l, false, "hel", 3);
+    zw_logs_feed(&l, true, "oops\n", 5);
+    zw_logs_feed(&l, false, "lo\nwor", 6);
+    take_all(&l, out);
+    cr_assert_str_eq(out, "oops\nhello\n");
+    cr_assert_eq(l.next, 11u);
+    zw_logs_age(&l); /* seen once */
+    cr_assert_eq(l.next, 11u);
+    zw_logs_age(&l); /* still there: it goes as it is */
+    cr_assert_eq(l.next, 14u);
+    zw_logs_free(&l);
+}
+
+Test(logs, peek_repeats_until_acknowledged)
+{
+    struct zw_logs l;
+    char a[64], b[64];
+    uint64_t off;
+    bool err;
+    zw_logs_init(&l);
+    zw_logs_feed(&l, false, "one\ntwo\n", 8);
+    cr_assert_eq(zw_logs_peek(&l, a, sizeof(a), &off, &err), 8u);
+    cr_assert_eq(zw_logs_peek(&l, b, sizeof(b), &off, &err), 8u);
+    cr_assert_eq(memcmp(a, b, 8), 0);
+    zw_logs_ack(&l, 4); /* half of it */
+    cr_assert_eq(zw_logs_peek(&l, b, sizeof(b), &off, &err), 4u);
+    cr_assert_eq(off, 4u);
+    cr_assert_eq(memcmp(b, "two\n", 4), 0);
+    zw_logs_ack(&l, 8);
+    cr_assert_eq(zw_logs_peek(&l, b, sizeof(b), &off, &err), 0u);
+    zw_logs_free(&l);
+}
+
+Test(logs, bounded_with_a_visible_gap)
+{
+    struct zw_logs l;
+    static char line[4096];
+    char out[64];
+    uint64_t off;
+    bool err;
+    zw_logs_init(&l);
+    memset(line, 'x', sizeof(line));
+    line[sizeof(line) - 1] = '\n';
+    for (int i = 0; i < 1000; i++) {
+        zw_logs_feed(&l, i % 2, line, sizeof(line));
+        cr_assert_leq(l.bytes, ZW_LOGS_MAX);
+    }
+    cr_assert_eq(l.next, 1000u * sizeof(line));
+    cr_assert_gt(zw_logs_peek(&l, out, sizeof(out), &off, &err), 0u);
+    cr_assert_eq(off, l.next - l.bytes, "the offset tells how much is missing");
+    cr_assert_eq(l.dropped, off);
+    cr_assert_eq(l.tail_n, ZW_TAIL_MAX);
+    zw_logs_free(&l);
+}
+
+/* ------------------------------------------------------------------------------------- verdicts */
+
+Test(verdict, of_exits_and_signals)
+{
+    static const struct { int status; bool oom; enum zt_reason reason; int code, sig; } t[] = {
+        {0, false, ZT_REASON_EXIT_NONZERO, 0, 0},
+        {1 << 8, false, ZT_REASON_EXIT_NONZERO, 1, 0},
+        {75 << 8, false, ZT_REASON_EXIT_NONZERO, 75, 0},
+        {78 << 8, false, ZT_REASON_CONFIG_ERROR, 78, 0},
+        {85 << 8, false, ZT_REASON_PREEMPTED, 85, 0},
+        {93 << 8, false, ZT_REASON_CONFIG_ERROR, 93, 0},
+        {SIGKILL, false, ZT_REASON_KILLED, -1, SIGKILL},
+        {SIGKILL, true, ZT_REASON_OOM_HOST, -1, SIGKILL},
+        {SIGTERM, false, ZT_REASON_KILLED, -1, SIGTERM},
+        {SIGSEGV, false, ZT_REASON_SIGNAL, -1, SIGSEGV},
+        {SIGSEGV | 0x80, true, ZT_REASON_SIGNAL, -1, SIGSEGV}, /* core dumped */
+        {SIGABRT, false, ZT_REASON_SIGNAL, -1, SIGABRT},
+        {SIGBUS, false, ZT_REASON_SIGNAL, -1, SIGBUS},
+        {SIGFPE, false, ZT_REASON_SIGNAL, -1, SIGFPE},
+        {SIGILL, false, ZT_REASON_SIGNAL, -1, SIGILL},
+    };
+    for (size_t i = 0; i < sizeof(t) / sizeof(t[0]); i++) {
+        struct zw_verdict v;
+        zw_verdict_of(t[i].status, t[i].oom, &v);
+        cr_assert_eq(v.reason, t[i].reason, "status %d", t[i].status);
+        cr_assert_eq(v.exit_code, t[i].code);
+        cr_assert_eq(v.signal, t[i].sig);
+        cr_assert_neq(v.text[0], '\0');
+    }
+    cr_assert_eq(zw_exit_code(ZT_REASON_NONE), 0);
+    cr_assert_eq(zw_exit_code(ZT_REASON_CONFIG_ERROR), 78);
+    cr_assert_eq(zw_exit_code(ZT_REASON_VERSION_MISMATCH), 78);
+    cr_assert_eq(zw_exit_code(ZT_REASON_NAN_LOSS), 93);
+    cr_assert_eq(zw_exit_code(ZT_REASON_OOM_DEVICE), 93);
+    cr_assert_eq(zw_exit_code(ZT_REASON_PEER_LOST), 75);
+    cr_assert_eq(zw_exit_code(ZT_REASON_COMM_ERROR), 75);
+}
+
+/* --------------------------------------------------------------------------------------- report */
+
+Test(report, missing_is_absent_and_present_is_equal)
+{
+    static struct zw_report_box box;
+    struct zt_step_report r;
+    memset(&r, 0, sizeof(r));
+    r.rank = 2;
+    r.generation = 9;
+    r.step = 41;
+    r.last = true;
+    r.loss = 2.5;
+    r.local_loss = r.grad_norm = NAN;
+    r.eval_loss = NAN;
+    r.eval_tokens = r.eval_rows = -1;
+    r.tokens = 128;
+    r.exposed.n_by = 1;
+    r.exposed.by[0].group = "dp_shard";
+    r.exposed.by[0].kind = "all_reduce";
+    r.exposed.by[0].seconds = 0.25;
+    r.exposed.exposed_comm_seconds = 0.25;
+    for (int i = 0; i < ZT_TAG_COUNT; i++) {
+        r.at_peak[i] = 100 + i;
+    }
+    r.init.peak_allocated_bytes = -1;
+    r.eval.peak_allocated_bytes = 77;
+    strcpy(r.parameter_hash, "abc");
+    zw_report_fill(&box, &r);
+    const Zt__StepReport *m = &box.report;
+    size_t n = zt__step_report__get_packed_size(m);
+    uint8_t *bytes = malloc(n);
+    cr_assert_eq(zt__step_report__pack(m, bytes), n);
+    Zt__StepReport *g = zt__step_report__unpack(NULL, n, bytes);
+    cr_assert_not_null(g);
+    cr_assert_eq(g->rank, 2u);
+    cr_assert_eq(g->generation, 9u);
+    cr_assert_eq(g->step, 41);
+    cr_assert(g->last);
+    cr_assert_eq(g->loss, 2.5);
+    cr_assert_not(g->has_local_loss);
+    cr_assert_not(g->has_grad_norm);
+    cr_assert_not(g->has_eval_loss);
+    cr_assert_not(g->has_eval_rows);
+    cr_assert_eq(g->tokens, 128);
+    cr_assert_eq(g->n_exposed_by, 1u);
+    cr_assert_str_eq(g->exposed_by[0]->kind, "all_reduce");
+    cr_assert_eq(g->at_peak->communication, 105);
+    cr_assert_null(g->init_peak);
+    cr_assert_eq(g->eval_peak->peak_allocated_bytes, 77);
+    cr_assert_str_eq(g->parameter_hash, "abc");
+    zt__step_report__free_unpacked(g, NULL);
+    free(bytes);
+}
