@@ -271,8 +271,10 @@ static void finish(struct zt_shell *sh)
 static int abandon(struct zt_shell *sh, struct zt_error *err)
 {
     fprintf(stderr, "zcoord: %s\n", err->msg);
-    zt_readers_free(sh->readers);
     sh->stopping = true;
+    if (sh->server)
+        zt_server_close(sh->server, NULL, NULL);
+    zt_readers_free(sh->readers);
     if (sh->store)
         zt_store_close(sh->store, 0, on_store_closed, sh);
     uv_run(&sh->loop, UV_RUN_DEFAULT);
@@ -294,8 +296,10 @@ int zt_serve(const struct zt_serve_config *c)
     signal(SIGXFSZ, SIG_IGN); /* a file at its size limit is an error of a write, not the end of us */
     sh->waiting_last = &sh->waiting;
     raise_descriptor_limit();
+    /* The socket before the recovery: a port that is taken must not have moved any run. Nobody is answered before
+     * the loop runs. */
     if (zt_state_prepare(c->state, sh->state_dir, sizeof sh->state_dir, &err) || open_store(sh, &err) ||
-        zt_readers_new(sh, &sh->readers, &err) || recover(sh, &err) || listen_on(sh, c, &err))
+        listen_on(sh, c, &err) || zt_readers_new(sh, &sh->readers, &err) || recover(sh, &err))
         return abandon(sh, &err);
     start_timer_and_signals(sh);
     sh->running = true;
