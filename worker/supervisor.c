@@ -202,6 +202,8 @@ static void want_abort(struct zw_supervisor *s, const Zt__Desired *d)
     }
 }
 
+static void on_stop_signal(uv_signal_t *h, int signum);
+
 static void obey(struct zw_supervisor *s, const Zt__Envelope *env)
 {
     const Zt__Desired *d = desired_in(env);
@@ -216,11 +218,9 @@ static void obey(struct zw_supervisor *s, const Zt__Envelope *env)
         want_abort(s, d);
         break;
     case ZT__DESIRED__ACTION__EXIT:
-        zw_log(s, "the coordinator asks this worker to stop");
-        if (!live_child(s)) {
-            quit(s, 0);
-        } else if (!s->draining) {
-            kill(getpid(), SIGTERM); /* the way an operator would */
+        if (!s->draining) {
+            zw_log(s, "the coordinator asks this worker to stop");
+            on_stop_signal(&s->sigterm, SIGTERM); /* the way an operator does */
         }
         break;
     case ZT__DESIRED__ACTION__IDLE:

@@ -446,6 +446,11 @@ static void send_failure(struct trainer *t, const struct zt_train_result *r, boo
     f.rank = t->start->assignment->rank;
     f.reason = (uint32_t)r->reason;
     f.message = (char *)(uintptr_t)why->msg;
+    char prefix[32]; /* who it is stands in the report's own field */
+    int n = snprintf(prefix, sizeof(prefix), "rank %u: ", f.rank);
+    if (strncmp(f.message, prefix, (size_t)n) == 0) {
+        f.message += n;
+    }
     if (in_run) {
         f.phase = (char *)(uintptr_t)zt_phase_name(r->phase);
         f.has_step = 1;
