@@ -132,9 +132,11 @@ int zt_comm_init(const struct zt_comm_id *id, int rank, int world, struct zt_dev
         return zt_fail(err, ZT_EINVAL, "communicator: a world of %d ranks is not in 1 to %d", world,
                        ZT_COMM_MAX_RANKS);
     if (rank < 0 || rank >= world)
-        return zt_fail(err, ZT_EINVAL, "communicator: rank %d is not in a world of %d", rank, world);
+        return zt_fail(err, ZT_EINVAL, "communicator: rank %d is not in a world of %d", rank,
+                       world);
     if (!(timeout_s > 0 && timeout_s < 1e9))
-        return zt_fail(err, ZT_EINVAL, "communicator: a time-out of %g s is not above 0", timeout_s);
+        return zt_fail(err, ZT_EINVAL, "communicator: a time-out of %g s is not above 0",
+                       timeout_s);
     struct zt_comm *c = zt_comm_new(NULL, d, "world", NULL, world, rank, world, err);
     if (!c) return ZT_ENOMEM;
     int rc = 0;

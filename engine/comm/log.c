@@ -1,22 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/comm/log.c: the event log of collectives: a ring in one piece of memory, plain data without
- * pointers, so that it can lie in a mapping of the supervisor and be read after the writer's death.
- * A slot's id is 0 while it is written. Owner of the memory: whoever gave it. Thread rule: one
- * writer appends; start and end come from streams' threads; readers check the id twice. */
+/* engine/comm/log.c: the event log of collectives: a ring in one piece of memory, plain data
+ * without pointers, so that it can lie in a mapping of the supervisor and be read after the
+ * writer's death. A slot's id is 0 while it is written. Owner of the memory: whoever gave it.
+ * Thread rule: one writer appends; start and end come from streams' threads; readers check the id
+ * twice. */
 #include <stddef.h>
 #include <string.h>
 #include "engine/comm/comm_impl.h"
 
 #define MAGIC UINT64_C(0x315a474f4c4d4f43) /* "COMLOGZ1" */
 
-/* ThreadSanitizer knows no fences; what it watches here is one process, where locks order enough. */
+/* ThreadSanitizer knows no fences; what it watches here is one process, where locks order enough.
+ */
 #if defined(__SANITIZE_THREAD__)
 #define FENCE(order) ((void)0)
 #else
 #define FENCE(order) atomic_thread_fence(order)
 #endif
 
-struct slot { _Atomic int64_t id; struct zt_coll_record r; };
+struct slot {
+    _Atomic int64_t id;
+    struct zt_coll_record r;
+};
 struct zt_log_ring {
     uint64_t magic;
     uint64_t slot_bytes;
@@ -70,7 +75,8 @@ void zt_log_end(struct zt_log_ring *ring, int64_t id, int64_t end_ns, int64_t se
 }
 
 int64_t zt_log_newest(const struct zt_log_ring *ring) {
-    return atomic_load_explicit(&((struct zt_log_ring *)(uintptr_t)ring)->newest, memory_order_acquire);
+    return atomic_load_explicit(&((struct zt_log_ring *)(uintptr_t)ring)->newest,
+                                memory_order_acquire);
 }
 
 static void copy_record(struct zt_coll_record *to, const struct zt_coll_record *from) {
@@ -90,8 +96,7 @@ int64_t zt_comm_log_read(const void *memory, size_t bytes, int64_t after,
     struct zt_log_ring *ring = (struct zt_log_ring *)(uintptr_t)memory; /* atomics take no const */
     int64_t n = 0;
     if (bytes < sizeof *ring || ring->magic != MAGIC || ring->slot_bytes != sizeof(struct slot) ||
-        ring->entries < 1 ||
-        (uint64_t)ring->entries > (bytes - sizeof *ring) / sizeof(struct slot))
+        ring->entries < 1 || (uint64_t)ring->entries > (bytes - sizeof *ring) / sizeof(struct slot))
         return ZT_EINVAL;
     int64_t newest = zt_log_newest(ring);
     int64_t id = after < 0 ? 1 : after + 1;

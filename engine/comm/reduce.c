@@ -10,7 +10,7 @@
 #include <emmintrin.h>
 #endif
 
-#define BLOCK 1024               /* elements */
+#define BLOCK 1024                    /* elements */
 #define STREAM_FROM ((size_t)8 << 20) /* copies from here on bypass the caches */
 
 bool zt_reduce_supported(enum zt_dtype t, enum zt_redop op) {
@@ -30,30 +30,30 @@ void zt_share(int64_t count, int n, int r, int64_t *lo, int64_t *hi) {
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 
-#define SUM_F32(name, attribute)                                                                    \
+#define SUM_F32(name, attribute)                                                                   \
     attribute static void name(int n, const void *const *src, int n_dst, void *const *dst,         \
                                size_t count, bool scaled, float scale) {                           \
-        size_t i = 0;                                                                               \
-        for (; i + 16 <= count; i += 16) {                                                          \
-            vec acc = *(const vec *)((const float *)src[0] + i);                                    \
-            if (scaled) acc *= scale;                                                               \
-            for (int j = 1; j < n; j++) {                                                           \
-                vec x = *(const vec *)((const float *)src[j] + i);                                  \
-                if (scaled) x *= scale;                                                             \
-                acc += x;                                                                           \
-            }                                                                                       \
-            for (int k = 0; k < n_dst; k++) *(vec *)((float *)dst[k] + i) = acc;                    \
-        }                                                                                           \
-        for (; i < count; i++) {                                                                    \
-            float acc = ((const float *)src[0])[i];                                                 \
-            if (scaled) acc *= scale;                                                               \
-            for (int j = 1; j < n; j++) {                                                           \
-                float x = ((const float *)src[j])[i];                                               \
-                if (scaled) x *= scale;                                                             \
-                acc += x;                                                                           \
-            }                                                                                       \
-            for (int k = 0; k < n_dst; k++) ((float *)dst[k])[i] = acc;                             \
-        }                                                                                           \
+        size_t i = 0;                                                                              \
+        for (; i + 16 <= count; i += 16) {                                                         \
+            vec acc = *(const vec *)((const float *)src[0] + i);                                   \
+            if (scaled) acc *= scale;                                                              \
+            for (int j = 1; j < n; j++) {                                                          \
+                vec x = *(const vec *)((const float *)src[j] + i);                                 \
+                if (scaled) x *= scale;                                                            \
+                acc += x;                                                                          \
+            }                                                                                      \
+            for (int k = 0; k < n_dst; k++) *(vec *)((float *)dst[k] + i) = acc;                   \
+        }                                                                                          \
+        for (; i < count; i++) {                                                                   \
+            float acc = ((const float *)src[0])[i];                                                \
+            if (scaled) acc *= scale;                                                              \
+            for (int j = 1; j < n; j++) {                                                          \
+                float x = ((const float *)src[j])[i];                                              \
+                if (scaled) x *= scale;                                                            \
+                acc += x;                                                                          \
+            }                                                                                      \
+            for (int k = 0; k < n_dst; k++) ((float *)dst[k])[i] = acc;                            \
+        }                                                                                          \
     }
 SUM_F32(sum_f32_plain, )
 #if defined(__x86_64__)
@@ -139,22 +139,22 @@ static void reduce_float(bool bf16, enum zt_redop op, int n_src, const void *con
 #define REDUCE_INT(name, type, unsigned_type)                                                      \
     static void name(enum zt_redop op, int n_src, const void *const *src, int n_dst,               \
                      void *const *dst, size_t count) {                                             \
-        type acc[BLOCK];                                                                            \
-        for (size_t at = 0; at < count; at += BLOCK) {                                              \
-            size_t n = count - at < BLOCK ? count - at : BLOCK;                                     \
-            memcpy(acc, (const type *)src[0] + at, n * sizeof *acc);                                \
-            for (int j = 1; j < n_src; j++) {                                                       \
-                const type *x = (const type *)src[j] + at;                                          \
-                if (op == ZT_MAX)                                                                   \
-                    for (size_t i = 0; i < n; i++) acc[i] = x[i] > acc[i] ? x[i] : acc[i];          \
-                else if (op == ZT_MIN)                                                              \
-                    for (size_t i = 0; i < n; i++) acc[i] = x[i] < acc[i] ? x[i] : acc[i];          \
-                else                                                                                \
-                    for (size_t i = 0; i < n; i++)                                                  \
-                        acc[i] = (type)((unsigned_type)acc[i] + (unsigned_type)x[i]);               \
-            }                                                                                       \
-            for (int k = 0; k < n_dst; k++) memcpy((type *)dst[k] + at, acc, n * sizeof *acc);      \
-        }                                                                                           \
+        type acc[BLOCK];                                                                           \
+        for (size_t at = 0; at < count; at += BLOCK) {                                             \
+            size_t n = count - at < BLOCK ? count - at : BLOCK;                                    \
+            memcpy(acc, (const type *)src[0] + at, n * sizeof *acc);                               \
+            for (int j = 1; j < n_src; j++) {                                                      \
+                const type *x = (const type *)src[j] + at;                                         \
+                if (op == ZT_MAX)                                                                  \
+                    for (size_t i = 0; i < n; i++) acc[i] = x[i] > acc[i] ? x[i] : acc[i];         \
+                else if (op == ZT_MIN)                                                             \
+                    for (size_t i = 0; i < n; i++) acc[i] = x[i] < acc[i] ? x[i] : acc[i];         \
+                else                                                                               \
+                    for (size_t i = 0; i < n; i++)                                                 \
+                        acc[i] = (type)((unsigned_type)acc[i] + (unsigned_type)x[i]);              \
+            }                                                                                      \
+            for (int k = 0; k < n_dst; k++) memcpy((type *)dst[k] + at, acc, n * sizeof *acc);     \
+        }                                                                                          \
     }
 REDUCE_INT(reduce_i32, int32_t, uint32_t)
 REDUCE_INT(reduce_i64, int64_t, uint64_t)
@@ -176,11 +176,20 @@ void zt_reduce(enum zt_dtype t, enum zt_redop op, int n_src, const void *const *
         else
             reduce_float(false, op, n_src, src, n_dst, dst, count, scale);
         break;
-    case ZT_BF16: reduce_float(true, op, n_src, src, n_dst, dst, count, scale); break;
-    case ZT_I32: reduce_i32(op, n_src, src, n_dst, dst, count); break;
-    case ZT_I64: reduce_i64(op, n_src, src, n_dst, dst, count); break;
-    case ZT_U8: reduce_u8(op, n_src, src, n_dst, dst, count); break;
-    default: break;
+    case ZT_BF16:
+        reduce_float(true, op, n_src, src, n_dst, dst, count, scale);
+        break;
+    case ZT_I32:
+        reduce_i32(op, n_src, src, n_dst, dst, count);
+        break;
+    case ZT_I64:
+        reduce_i64(op, n_src, src, n_dst, dst, count);
+        break;
+    case ZT_U8:
+        reduce_u8(op, n_src, src, n_dst, dst, count);
+        break;
+    default:
+        break;
     }
 }
 

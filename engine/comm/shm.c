@@ -99,7 +99,9 @@ static int fail_recorded(struct zt_comm *c, struct zt_error *err) {
     return zt_fail(err, k->code, "%s", k->text);
 }
 
-static bool world_failed(const struct shm_world *w) { return atomic_load(&w->control->failed) != 0; }
+static bool world_failed(const struct shm_world *w) {
+    return atomic_load(&w->control->failed) != 0;
+}
 
 /* "all_reduce #17 of group "dp" (unit h.3)" */
 static const char *describe(const struct zt_comm *c, char *buf, size_t n) {
@@ -108,9 +110,8 @@ static const char *describe(const struct zt_comm *c, char *buf, size_t n) {
     if (!r)
         snprintf(buf, n, "the forming of group \"%s\"", c->name);
     else
-        snprintf(buf, n, "%s #%lld of group \"%s\"%s%s%s", zt_coll_name(r->kind),
-                 (long long)r->seq, c->name, r->unit[0] ? " (unit " : "", r->unit,
-                 r->unit[0] ? ")" : "");
+        snprintf(buf, n, "%s #%lld of group \"%s\"%s%s%s", zt_coll_name(r->kind), (long long)r->seq,
+                 c->name, r->unit[0] ? " (unit " : "", r->unit, r->unit[0] ? ")" : "");
     return buf;
 }
 
@@ -164,11 +165,12 @@ static int look_around(struct zt_comm *c, uint64_t mine, struct zt_error *err) {
     if (world_failed(m->w)) return fail_recorded(c, err);
     int dead = dead_rank(m->w);
     if (dead >= 0)
-        return fail_first(c, ZT_EPEER, dead, err,
-                          "rank %d (pid %d) died; rank %d noticed in %s; the cause is in the end of "
-                          "rank %d's log",
-                          dead, m->w->control->ranks[dead].pid, c->world_rank,
-                          describe(c, what, sizeof what), dead);
+        return fail_first(
+            c, ZT_EPEER, dead, err,
+            "rank %d (pid %d) died; rank %d noticed in %s; the cause is in the end of "
+            "rank %d's log",
+            dead, m->w->control->ranks[dead].pid, c->world_rank, describe(c, what, sizeof what),
+            dead);
     int first = missing(c, mine, list, sizeof list, &left);
     if (left >= 0)
         return fail_first(c, ZT_EPEER, left, err,
@@ -176,17 +178,18 @@ static int look_around(struct zt_comm *c, uint64_t mine, struct zt_error *err) {
                           c->world_rank, describe(c, what, sizeof what));
     int64_t now = zt_clock_ns();
     if (first < 0 && now >= m->deadline + GRACE_NS)
-        return fail_first(c, ZT_ETIMEOUT, -1, err,
-                          "rank %d waited %.1f s in %s; all ranks have arrived, but the last one was "
-                          "stopped before it could wake the others",
-                          c->world_rank, (double)(now - m->began) / 1e9,
-                          describe(c, what, sizeof what));
+        return fail_first(
+            c, ZT_ETIMEOUT, -1, err,
+            "rank %d waited %.1f s in %s; all ranks have arrived, but the last one was "
+            "stopped before it could wake the others",
+            c->world_rank, (double)(now - m->began) / 1e9, describe(c, what, sizeof what));
     if (first >= 0 && now >= m->deadline)
-        return fail_first(c, ZT_ETIMEOUT, first, err,
-                          "rank %d waited %.1f s in %s for rank%s %s, alive but not arrived; look at "
-                          "what they do, or raise comm.train_timeout_seconds",
-                          c->world_rank, (double)(now - m->began) / 1e9,
-                          describe(c, what, sizeof what), strchr(list, ',') ? "s" : "", list);
+        return fail_first(
+            c, ZT_ETIMEOUT, first, err,
+            "rank %d waited %.1f s in %s for rank%s %s, alive but not arrived; look at "
+            "what they do, or raise comm.train_timeout_seconds",
+            c->world_rank, (double)(now - m->began) / 1e9, describe(c, what, sizeof what),
+            strchr(list, ',') ? "s" : "", list);
     return 0;
 }
 
@@ -254,13 +257,13 @@ static int meet(struct zt_comm *c, const struct shm_signature *own, struct zt_er
         const struct shm_signature *s = &g->member[i].signature[half];
         char a[128], b[128];
         if (same_call(zero, s)) continue;
-        return fail_first(c, ZT_EMISMATCH, c->ranks[i], err,
-                          "the ranks called different collectives: call #%lld of group \"%s\" is %s "
-                          "on rank %d, but call #%lld is %s on rank %d; every rank must make the same "
-                          "calls in the same order",
-                          (long long)zero->seq, c->name, describe_call(zero, a, sizeof a),
-                          c->ranks[0], (long long)s->seq, describe_call(s, b, sizeof b),
-                          c->ranks[i]);
+        return fail_first(
+            c, ZT_EMISMATCH, c->ranks[i], err,
+            "the ranks called different collectives: call #%lld of group \"%s\" is %s "
+            "on rank %d, but call #%lld is %s on rank %d; every rank must make the same "
+            "calls in the same order",
+            (long long)zero->seq, c->name, describe_call(zero, a, sizeof a), c->ranks[0],
+            (long long)s->seq, describe_call(s, b, sizeof b), c->ranks[i]);
     }
     return 0;
 }
@@ -324,7 +327,8 @@ static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *er
     case ZT_COLL_ALL_REDUCE:
         zt_share(k->count, c->size, c->rank, &lo, &hi);
         for (int j = 0; j < c->size; j++) {
-            dst[j] = peer_memory(c, j, member[j].signature[half].recv, bytes) + (size_t)lo * k->size;
+            dst[j] =
+                peer_memory(c, j, member[j].signature[half].recv, bytes) + (size_t)lo * k->size;
             src[j] = dst[j];
         }
         rc = reduce_looking(c, k, src, c->size, dst, (size_t)(hi - lo), err);
@@ -351,7 +355,8 @@ static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *er
                               peer_memory(c, k->root, member[k->root].signature[half].recv, bytes),
                               bytes, err);
         break;
-    default: break;
+    default:
+        break;
     }
     return rc ? rc : shm_barrier(c, err); /* nobody's buffer is in use any more */
 }
@@ -368,7 +373,8 @@ static void small(struct zt_comm *c, const struct call *k, size_t half) {
     if (k->kind == ZT_COLL_ALL_REDUCE || k->kind == ZT_COLL_REDUCE_SCATTER)
         zt_reduce(k->dtype, k->op, c->size, src, 1, &k->recv, (size_t)k->count);
     else if (k->kind == ZT_COLL_ALL_GATHER)
-        for (int j = 0; j < c->size; j++) memcpy((char *)k->recv + (size_t)j * bytes, src[j], bytes);
+        for (int j = 0; j < c->size; j++)
+            memcpy((char *)k->recv + (size_t)j * bytes, src[j], bytes);
     else if (c->rank != k->root)
         memcpy(k->recv, src[k->root], bytes);
 }
@@ -414,8 +420,7 @@ static int staged(struct zt_comm *c, const struct call *k, struct zt_error *err)
         if (rc) return rc;
         if (scatter) {
             void *dst = (char *)k->recv + from;
-            for (int j = 0; j < c->size; j++)
-                src[j] = m->stage[j] + half + (size_t)c->rank * bytes;
+            for (int j = 0; j < c->size; j++) src[j] = m->stage[j] + half + (size_t)c->rank * bytes;
             zt_reduce(k->dtype, k->op, c->size, src, 1, &dst, (size_t)n);
         } else if (k->kind == ZT_COLL_ALL_REDUCE) {
             rc = staged_all_reduce(c, k, half, at, n, err);
@@ -447,9 +452,12 @@ static int64_t sent_bytes(const struct zt_comm *c, const struct call *k) {
         zt_share(k->count, c->size, c->rank, &lo, &hi);
         return 2 * others * (hi - lo) * (int64_t)k->size;
     case ZT_COLL_REDUCE_SCATTER:
-    case ZT_COLL_ALL_GATHER: return others * bytes;
-    case ZT_COLL_BROADCAST: return c->rank == k->root ? 0 : bytes;
-    default: return 0;
+    case ZT_COLL_ALL_GATHER:
+        return others * bytes;
+    case ZT_COLL_BROADCAST:
+        return c->rank == k->root ? 0 : bytes;
+    default:
+        return 0;
     }
 }
 
@@ -479,9 +487,15 @@ static int shm_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op
     size_t recv_bytes = bytes * (kind == ZT_COLL_ALL_GATHER ? (size_t)c->size : 1);
     shm_begin(c, record, atomic_load(&c->timeout_ns));
     if (world_failed(m->w)) return fail_recorded(c, err);
-    if (c->size == 1) return zt_self_collective(c, kind, op, t, send, recv, count, group_root, record, err);
-    struct shm_signature own = {record->seq, count, (int32_t)kind, (int32_t)op, (int32_t)t,
-                                group_root, offset_of(m->w, send, send_bytes),
+    if (c->size == 1)
+        return zt_self_collective(c, kind, op, t, send, recv, count, group_root, record, err);
+    struct shm_signature own = {record->seq,
+                                count,
+                                (int32_t)kind,
+                                (int32_t)op,
+                                (int32_t)t,
+                                group_root,
+                                offset_of(m->w, send, send_bytes),
                                 offset_of(m->w, recv, recv_bytes)};
     bool is_small = count > 0 && send_bytes <= SHM_SMALL;
     size_t half = (m->stage_turn & 1) * SHM_HALF;
@@ -557,12 +571,13 @@ static int check_lists(struct zt_comm *parent, struct zt_error *err) {
             if (a->n == b->n && !memcmp(a->list, b->list, (size_t)a->n * sizeof *a->list) &&
                 !strncmp(a->name, b->name, sizeof a->name))
                 continue;
-            return fail_first(parent, ZT_EMISMATCH, a->list[j], err,
-                              "split of group \"%s\": rank %d made group \"%.16s\" of %d ranks with "
-                              "rank %d in it, but rank %d gave another list or name (\"%.16s\", %d "
-                              "ranks)",
-                              parent->name, parent->ranks[i], a->name, a->n, a->list[j], a->list[j],
-                              b->name, b->n);
+            return fail_first(
+                parent, ZT_EMISMATCH, a->list[j], err,
+                "split of group \"%s\": rank %d made group \"%.16s\" of %d ranks with "
+                "rank %d in it, but rank %d gave another list or name (\"%.16s\", %d "
+                "ranks)",
+                parent->name, parent->ranks[i], a->name, a->n, a->list[j], a->list[j], b->name,
+                b->n);
         }
     }
     return 0;
@@ -572,10 +587,11 @@ static int check_troubles(struct zt_comm *parent, struct zt_error *err) {
     struct shm_comm *m = parent->state;
     for (int i = 0; i < parent->size; i++)
         if (m->group->member[i].trouble)
-            return fail_first(parent, ZT_ENOMEM, parent->ranks[i], err,
-                              "split of group \"%s\": rank %d has no memory or no place for another "
-                              "group",
-                              parent->name, parent->ranks[i]);
+            return fail_first(
+                parent, ZT_ENOMEM, parent->ranks[i], err,
+                "split of group \"%s\": rank %d has no memory or no place for another "
+                "group",
+                parent->name, parent->ranks[i]);
     return 0;
 }
 

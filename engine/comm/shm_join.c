@@ -14,8 +14,8 @@
  *       <=== first barrier in the control memory ===>
  *     or FAILED(code, text) at any time
  *
- * Strangers are dropped without a word and cost nothing but their connection. The sockets are closed
- * when all have met; from then on the life pipes tell who is alive.
+ * Strangers are dropped without a word and cost nothing but their connection. The sockets are
+ * closed when all have met; from then on the life pipes tell who is alive.
  *
  * Thread rule: the trainer thread. */
 #include <errno.h>
@@ -44,7 +44,10 @@
 #define VERDICT_NS INT64_C(1000000000)
 enum { TAG = 32, NONCE = 16, MAX_FDS = 2 };
 
-struct id_layout { char magic[8]; uint8_t name[16], secret[32]; };
+struct id_layout {
+    char magic[8];
+    uint8_t name[16], secret[32];
+};
 
 enum message_kind { M_NONCE = 1, M_HELLO, M_WELCOME, M_MEMBER, M_CONTROL, M_FAILED };
 struct message {
@@ -58,7 +61,10 @@ struct message {
 };
 #define MESSAGE_VERSION 1
 
-struct guest { int fd; uint8_t nonce[NONCE]; };
+struct guest {
+    int fd;
+    uint8_t nonce[NONCE];
+};
 struct join {
     const struct id_layout *id;
     struct zt_comm *c;
@@ -67,8 +73,8 @@ struct join {
     int listener;
     struct guest strangers[MAX_STRANGERS];
     int n_strangers;
-    int *member;      /* rank 0: connection of every rank, -1 */
-    int *memory_fd;   /* rank 0: to be handed on */
+    int *member;    /* rank 0: connection of every rank, -1 */
+    int *memory_fd; /* rank 0: to be handed on */
     int32_t *pid;
     int own_life_read;
 };
@@ -138,8 +144,8 @@ static int send_message(int fd, const struct message *m, const int *fds, int n, 
 static int take_message(int fd, struct message *m, int *fds, int n) {
     _Alignas(struct cmsghdr) char room[CMSG_SPACE(8 * sizeof(int))];
     struct iovec io = {m, sizeof *m};
-    struct msghdr h = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = room,
-                       .msg_controllen = sizeof room};
+    struct msghdr h = {
+        .msg_iov = &io, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
     int got[8], count = 0;
     ssize_t bytes;
     do bytes = recvmsg(fd, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -158,7 +164,8 @@ static int take_message(int fd, struct message *m, int *fds, int n) {
         }
     }
     int rc = bytes == 0 ? -EPIPE : 0;
-    if (!rc && (bytes != (ssize_t)sizeof *m || h.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) rc = -EPROTO;
+    if (!rc && (bytes != (ssize_t)sizeof *m || h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+        rc = -EPROTO;
     if (!rc && m->kind != M_FAILED && count != n) rc = -EPROTO;
     if (rc || m->kind == M_FAILED)
         for (int i = 0; i < count; i++) close(got[i]);
@@ -225,8 +232,9 @@ static int make_control(struct join *j, struct zt_error *err) {
                        strerror(errno));
     while (fallocate(w->control_fd, 0, 0, (off_t)head) != 0)
         if (errno != EINTR)
-            return zt_fail(err, ZT_ENOMEM, "no %zu bytes of shared memory for the control memory: %s",
-                           head, strerror(errno));
+            return zt_fail(err, ZT_ENOMEM,
+                           "no %zu bytes of shared memory for the control memory: %s", head,
+                           strerror(errno));
     int rc = map_fd(w->control_fd, bytes, &p, err);
     if (rc) return rc;
     w->control = (struct shm_control *)(void *)p;
@@ -387,11 +395,12 @@ static int gather_members(struct join *j, struct zt_error *err) {
         if (!*absent(j, list, sizeof list)) break;
         if (left <= 0) {
             atomic_store(&j->c->shared->failed_rank, atoi(list));
-            rc = zt_fail(err, ZT_ETIMEOUT,
-                         "the communicator did not form within %.1f s: rank%s %s of %d did not come "
-                         "(comm.init_timeout_seconds)",
-                         (double)(zt_clock_ns() - j->began) / 1e9, strchr(list, ',') ? "s" : "",
-                         list, j->w->world);
+            rc =
+                zt_fail(err, ZT_ETIMEOUT,
+                        "the communicator did not form within %.1f s: rank%s %s of %d did not come "
+                        "(comm.init_timeout_seconds)",
+                        (double)(zt_clock_ns() - j->began) / 1e9, strchr(list, ',') ? "s" : "",
+                        list, j->w->world);
             break;
         }
         p[n++] = (struct pollfd){.fd = j->listener, .events = POLLIN};
@@ -471,12 +480,14 @@ static int receive(struct join *j, int fd, struct message *m, uint32_t kind, int
                        "(comm.init_timeout_seconds)",
                        j->w->rank, (double)(zt_clock_ns() - j->began) / 1e9);
     if (rc == -EPROTO)
-        return zt_fail(err, ZT_EPROTO, "what listens at the meeting point is not rank 0 of this "
-                                       "world or runs another version");
-    return zt_fail(err, ZT_EPEER,
-                   "rank 0 hung up on rank %d while the ranks were meeting (%s): it died, or the two "
-                   "have different ids",
-                   j->w->rank, strerror(-rc));
+        return zt_fail(err, ZT_EPROTO,
+                       "what listens at the meeting point is not rank 0 of this "
+                       "world or runs another version");
+    return zt_fail(
+        err, ZT_EPEER,
+        "rank 0 hung up on rank %d while the ranks were meeting (%s): it died, or the two "
+        "have different ids",
+        j->w->rank, strerror(-rc));
 }
 
 static int connect_to_zero(struct join *j, int *out, struct zt_error *err) {
@@ -511,8 +522,12 @@ static int connect_to_zero(struct join *j, int *out, struct zt_error *err) {
 static int say_hello(struct join *j, int fd, struct zt_error *err) {
     struct shm_world *w = j->w;
     struct message nonce, reply;
-    struct message m = {.kind = M_HELLO, .version = MESSAGE_VERSION, .world = w->world,
-                        .rank = w->rank, .pid = getpid(), .bytes = w->memory_bytes[w->rank]};
+    struct message m = {.kind = M_HELLO,
+                        .version = MESSAGE_VERSION,
+                        .world = w->world,
+                        .rank = w->rank,
+                        .pid = getpid(),
+                        .bytes = w->memory_bytes[w->rank]};
     uint8_t tag[TAG];
     int fds[2] = {j->memory_fd[w->rank], j->own_life_read};
     int rc = receive(j, fd, &nonce, M_NONCE, NULL, 0, err);
@@ -529,8 +544,9 @@ static int say_hello(struct join *j, int fd, struct zt_error *err) {
     if (rc) return rc;
     tag_message(j, "welcome", m.nonce, nonce.nonce, &m, tag);
     if (CRYPTO_memcmp(tag, reply.tag, TAG) != 0)
-        return zt_fail(err, ZT_EAUTH, "what listens at the meeting point does not know this world's "
-                                      "secret");
+        return zt_fail(err, ZT_EAUTH,
+                       "what listens at the meeting point does not know this world's "
+                       "secret");
     /* Rank 0 knows who is missing: leave the verdict to it. */
     int64_t verdict = zt_clock_ns() + reply.left_ns + VERDICT_NS;
     if (reply.left_ns > 0 && verdict > j->deadline) j->deadline = verdict;
@@ -606,10 +622,11 @@ static int prepare(struct join *j, struct zt_error *err) {
     void *base = NULL;
     size_t bytes = 0, n = (size_t)world;
     if (zt_device_cpu_memory(c->device, &own_fd, &base, &bytes) != 0)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "collectives between processes need device \"cpu\" in this version (%s), this "
-                       "is \"%s\"",
-                       ZT_VERSION, zt_device_ops(c->device)->name);
+        return zt_fail(
+            err, ZT_EUNSUPPORTED,
+            "collectives between processes need device \"cpu\" in this version (%s), this "
+            "is \"%s\"",
+            ZT_VERSION, zt_device_ops(c->device)->name);
     struct shm_world *w = calloc(1, sizeof *w);
     if (!w) return zt_fail(err, ZT_ENOMEM, "host memory for a communicator");
     j->w = w;

@@ -2,8 +2,8 @@
 /* engine/device/cpu.c: the cpu device's memory. One memfd holds all segments, mapped once, so that
  * another process of the host can map the same file and read or write a buffer where it lies.
  *
- * The file is RESERVE times as long as the capacity, and sparse: what counts against the capacity is
- * the sum of the segments, never where they lie, so a hole pattern cannot make one rank run out
+ * The file is RESERVE times as long as the capacity, and sparse: what counts against the capacity
+ * is the sum of the segments, never where they lie, so a hole pattern cannot make one rank run out
  * where another does not. Pages are taken by fallocate before a segment is handed out, because
  * touching a page the machine does not have is SIGBUS, while fallocate fails with a code; they are
  * given back by punching a hole. The length is sealed: nobody can shorten the file under a reader.
@@ -24,7 +24,9 @@
 #define RESERVE ((size_t)4)
 #define MACHINE_MARGIN ((int64_t)64 << 20) /* left to everybody else on the machine */
 
-struct segment { size_t offset, bytes; };
+struct segment {
+    size_t offset, bytes;
+};
 struct cpu_device {
     struct zt_device base;
     const struct zt_cpu_os *os;
@@ -116,11 +118,12 @@ static int take_pages(struct cpu_device *d, size_t offset, size_t bytes, struct 
     d->os->fallocate(d->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (int64_t)offset,
                      (int64_t)bytes);
     if (rc == -ENOMEM || rc == -ENOSPC)
-        return zt_fail(err, ZT_ENOMEM,
-                       "the machine has no memory for a segment of %zu bytes, although the device's "
-                       "capacity of %zu bytes (%zu in segments) would hold it; %lld bytes are "
-                       "available on the machine: lower --memory-gib or stop other programs",
-                       bytes, d->base.capacity, d->used, (long long)available);
+        return zt_fail(
+            err, ZT_ENOMEM,
+            "the machine has no memory for a segment of %zu bytes, although the device's "
+            "capacity of %zu bytes (%zu in segments) would hold it; %lld bytes are "
+            "available on the machine: lower --memory-gib or stop other programs",
+            bytes, d->base.capacity, d->used, (long long)available);
     return zt_fail(err, ZT_EIO, "fallocate of a segment of %zu bytes failed: %s", bytes,
                    strerror(-rc));
 }

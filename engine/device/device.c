@@ -69,12 +69,12 @@ static int load_backend(const struct place *p, const struct zt_device_backend **
                        p->name, ZT_VERSION, p->library, dlerror());
     const struct zt_device_backend *b = dlsym(lib, ZT_BACKEND_SYMBOL);
     if (!b || b->abi != ZT_BACKEND_ABI || !b->name || strcmp(b->name, p->name) != 0) {
-        int code = zt_fail(err, ZT_EVERSION,
-                           "device \"%s\": %s is not a backend of this version (%s): %s; install the "
-                           "library and the programs from one build",
-                           p->name, p->library, ZT_VERSION,
-                           b ? "its interface number or name differs"
-                             : "it has no symbol " ZT_BACKEND_SYMBOL);
+        int code = zt_fail(
+            err, ZT_EVERSION,
+            "device \"%s\": %s is not a backend of this version (%s): %s; install the "
+            "library and the programs from one build",
+            p->name, p->library, ZT_VERSION,
+            b ? "its interface number or name differs" : "it has no symbol " ZT_BACKEND_SYMBOL);
         dlclose(lib);
         return code;
     }
@@ -104,5 +104,7 @@ void zt_device_close(struct zt_device *d) {
     if (d) d->close(d);
 }
 const struct zt_device_ops *zt_device_ops(const struct zt_device *d) { return d->ops; }
-struct zt_stream *zt_device_compute(struct zt_device *d) { return d->compute; }
+struct zt_stream *zt_device_compute(struct zt_device *d) {
+    return d->compute;
+}
 size_t zt_device_capacity(const struct zt_device *d) { return d->capacity; }

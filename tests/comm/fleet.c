@@ -53,7 +53,7 @@ void *fleet_device(struct rank *r, size_t bytes, size_t skip) {
     return p;
 }
 void *fleet_host(struct rank *r, size_t bytes, size_t skip) {
-    static struct keep { struct keep *next; } *all; /* reachable, so no leak */
+    static struct keep { struct keep *next; } * all; /* reachable, so no leak */
     struct keep *k = malloc(sizeof *k + bytes + skip + 64);
     CHECK(r, k != NULL);
     k->next = all;
@@ -92,7 +92,8 @@ static void run_rank(const struct fleet *f, int rank, struct fleet_board *board)
 struct fleet_run fleet_start(const struct fleet *f) {
     struct fleet_run run = {.world = f->world};
     struct zt_error err = {0};
-    run.board = mmap(NULL, sizeof *run.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    run.board =
+        mmap(NULL, sizeof *run.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (run.board == MAP_FAILED || zt_comm_mint(&fleet_id, &err)) abort();
     for (int i = 0; i < FLEET_MAX; i++) run.status[i] = -1;
     fflush(NULL);

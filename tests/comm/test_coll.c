@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/comm/test_coll.c: values of the collectives on 1, 2, 3, 4 and 8 forked ranks. Expected values
- * are closed formulas, or sums in rank order written out here, element by element. Every case runs
- * with buffers in device memory (in place), on the heap (staged) and mixed over the ranks. */
+/* tests/comm/test_coll.c: values of the collectives on 1, 2, 3, 4 and 8 forked ranks. Expected
+ * values are closed formulas, or sums in rank order written out here, element by element. Every
+ * case runs with buffers in device memory (in place), on the heap (staged) and mixed over the
+ * ranks. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <math.h>
@@ -51,19 +52,23 @@ static int formulas(struct rank *r) {
         CHECK(r, y[0] == (float)(2 * r->rank * K + K * (K - 1) / 2));
         CHECK(r, y[1] == (float)((2 * r->rank + 1) * K + K * (K - 1) / 2));
         CHECK(r, y[2] == 99.0f);
-        for (int i = 0; i < 2 * K; i++) CHECK(r, x[i] == (float)(i + r->rank)); /* input untouched */
+        for (int i = 0; i < 2 * K; i++)
+            CHECK(r, x[i] == (float)(i + r->rank)); /* input untouched */
         /* the same in place: recv is this rank's slice of send */
-        OK(zt_reduce_scatter(r->comm, x, x + 2 * r->rank, 2, ZT_F32, ZT_SUM, r->compute, &why, &r->err));
+        OK(zt_reduce_scatter(r->comm, x, x + 2 * r->rank, 2, ZT_F32, ZT_SUM, r->compute, &why,
+                             &r->err));
         CHECK(r, x[2 * r->rank] == y[0] && x[2 * r->rank + 1] == y[1]);
         y[0] = (float)r->rank, y[1] = (float)(100 + r->rank);
         x[2 * K] = 99.0f;
         OK(zt_all_gather(r->comm, y, x, 2, ZT_F32, r->compute, &why, &r->err));
-        for (int j = 0; j < K; j++) CHECK(r, x[2 * j] == (float)j && x[2 * j + 1] == (float)(100 + j));
+        for (int j = 0; j < K; j++)
+            CHECK(r, x[2 * j] == (float)j && x[2 * j + 1] == (float)(100 + j));
         CHECK(r, x[2 * K] == 99.0f);
         for (int i = 0; i < 2 * K; i++)
             if (i / 2 != r->rank) x[i] = -1;
         OK(zt_all_gather(r->comm, x + 2 * r->rank, x, 2, ZT_F32, r->compute, &why, &r->err));
-        for (int j = 0; j < K; j++) CHECK(r, x[2 * j] == (float)j && x[2 * j + 1] == (float)(100 + j));
+        for (int j = 0; j < K; j++)
+            CHECK(r, x[2 * j] == (float)j && x[2 * j + 1] == (float)(100 + j));
         OK(zt_barrier(r->comm, r->compute, NULL, &r->err));
         /* nothing to do is fine, also without buffers */
         OK(zt_all_reduce(r->comm, NULL, 0, ZT_F32, ZT_SUM, r->compute, &why, &r->err));
@@ -140,8 +145,10 @@ static void bits_case(struct rank *r, enum place p, int64_t n, uint64_t seed, si
 }
 
 static int bits(struct rank *r) {
-    /* around the vector, the small limit (1024 floats), the staging half (32768) and the look step */
-    const int64_t sizes[] = {1, 2, 15, 16, 17, 340, 512, 1023, 1024, 1025, 10923, 32767, 32769, 70001, 131073};
+    /* around the vector, the small limit (1024 floats), the staging half (32768) and the look step
+     */
+    const int64_t sizes[] = {1,    2,    15,    16,    17,    340,   512,   1023,
+                             1024, 1025, 10923, 32767, 32769, 70001, 131073};
     uint64_t seed = 1;
     for (int p = 0; p < PLACES; p++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++, seed++)
@@ -211,11 +218,15 @@ static int types(struct rank *r) {
                 f32[i] = fleet_float(60 + (uint64_t)r->rank, (uint64_t)i);
             }
             if (r->rank == K - 1) f32[5] = NAN;
-            OK(zt_all_reduce(r->comm, i32, N, ZT_I32, (enum zt_redop)op, r->compute, &why, &r->err));
-            OK(zt_all_reduce(r->comm, i64, N, ZT_I64, (enum zt_redop)op, r->compute, &why, &r->err));
+            OK(zt_all_reduce(r->comm, i32, N, ZT_I32, (enum zt_redop)op, r->compute, &why,
+                             &r->err));
+            OK(zt_all_reduce(r->comm, i64, N, ZT_I64, (enum zt_redop)op, r->compute, &why,
+                             &r->err));
             OK(zt_all_reduce(r->comm, u8, N, ZT_U8, (enum zt_redop)op, r->compute, &why, &r->err));
-            OK(zt_all_reduce(r->comm, bf, N, ZT_BF16, (enum zt_redop)op, r->compute, &why, &r->err));
-            OK(zt_all_reduce(r->comm, f32, N, ZT_F32, (enum zt_redop)op, r->compute, &why, &r->err));
+            OK(zt_all_reduce(r->comm, bf, N, ZT_BF16, (enum zt_redop)op, r->compute, &why,
+                             &r->err));
+            OK(zt_all_reduce(r->comm, f32, N, ZT_F32, (enum zt_redop)op, r->compute, &why,
+                             &r->err));
             for (int i = 0; i < N; i++) {
                 uint64_t z = fleet_random(50, (uint64_t)i);
                 int32_t a = (int32_t)z;
@@ -240,8 +251,10 @@ static int types(struct rank *r) {
                 }
                 CHECK(r, i32[i] == a && i64[i] == b && u8[i] == c);
                 CHECK(r, bf16_value(bf[i]) == bf16_value(bf16_nearest(d)));
-                if (i == 5) CHECK(r, isnan(f32[i])); /* a NaN of any rank reaches all */
-                else if (op != ZT_SUM) CHECK(r, f32[i] == e);
+                if (i == 5)
+                    CHECK(r, isnan(f32[i])); /* a NaN of any rank reaches all */
+                else if (op != ZT_SUM)
+                    CHECK(r, f32[i] == e);
             }
         }
     }
@@ -251,7 +264,8 @@ static int types(struct rank *r) {
     OK(zt_all_gather(r->comm, &h[r->rank], h, 1, ZT_F16, r->compute, &why, &r->err));
     for (int j = 0; j < K; j++) CHECK(r, h[j] == 0x3c00 + j);
     CHECK(r, zt_all_reduce(r->comm, h, 8, ZT_F16, ZT_SUM, r->compute, &why, &r->err) == ZT_EINVAL);
-    CHECK(r, strstr(r->err.msg, "all_reduce") && strstr(r->err.msg, "world") && strstr(r->err.msg, "h.0"));
+    CHECK(r, strstr(r->err.msg, "all_reduce") && strstr(r->err.msg, "world") &&
+                 strstr(r->err.msg, "h.0"));
     CHECK(r, zt_all_reduce(r->comm, h, 4, ZT_I32, ZT_AVG, r->compute, &why, &r->err) == ZT_EINVAL);
     return 0;
 }
@@ -265,14 +279,15 @@ Test(coll, types, .timeout = 300) {
 static int bad_calls(struct rank *r) {
     float x[16] = {0};
     struct zt_comm *c = r->comm, *g = NULL;
-#define BAD(call, part)                                                                             \
-    do {                                                                                            \
-        CHECK(r, (call) == ZT_EINVAL);                                                              \
-        CHECK(r, strstr(r->err.msg, part) != NULL);                                                 \
+#define BAD(call, part)                                                                            \
+    do {                                                                                           \
+        CHECK(r, (call) == ZT_EINVAL);                                                             \
+        CHECK(r, strstr(r->err.msg, part) != NULL);                                                \
     } while (0)
     BAD(zt_broadcast(c, x, 1, ZT_F32, 0, 0, NULL, &why, &r->err), "not both");
     BAD(zt_broadcast(c, x, 1, ZT_F32, ZT_ROOT_NONE, ZT_ROOT_NONE, NULL, &why, &r->err), "no root");
-    BAD(zt_broadcast(c, x, 1, ZT_F32, r->world, ZT_ROOT_NONE, NULL, &why, &r->err), "global rank 2");
+    BAD(zt_broadcast(c, x, 1, ZT_F32, r->world, ZT_ROOT_NONE, NULL, &why, &r->err),
+        "global rank 2");
     BAD(zt_broadcast(c, x, 1, ZT_F32, ZT_ROOT_NONE, -5, NULL, &why, &r->err), "group rank -5");
     BAD(zt_all_reduce(c, x, -1, ZT_F32, ZT_SUM, NULL, &why, &r->err), "count of -1");
     BAD(zt_all_reduce(c, x, INT64_MAX, ZT_F32, ZT_SUM, NULL, &why, &r->err), "out of range");
@@ -322,7 +337,8 @@ static int groups(struct rank *r) {
             for (int i = 0; i < BIG; i++) x[a][i] = (float)(r->rank * 1000 + a);
         }
         for (int a = 0; a < 4; a++) /* two groups at once, on two threads */
-            OK(zt_all_reduce(g[a], x[a], a % 2 ? BIG : 7, ZT_F32, ZT_SUM, a % 2 ? second : r->stream, &why, &r->err));
+            OK(zt_all_reduce(g[a], x[a], a % 2 ? BIG : 7, ZT_F32, ZT_SUM,
+                             a % 2 ? second : r->stream, &why, &r->err));
         OK(r->ops->stream_sync(r->stream, &r->err));
         OK(r->ops->stream_sync(second, &r->err));
         for (int a = 0; a < 4; a++) {
@@ -332,9 +348,11 @@ static int groups(struct rank *r) {
             if (a % 2) CHECK(r, x[a][BIG - 1] == want);
         }
         for (int a = 0; a < 4; a++)
-            for (int j = 0; j < n[a]; j++) { /* roots by global rank, then the same one by group rank */
+            for (int j = 0; j < n[a];
+                 j++) { /* roots by global rank, then the same one by group rank */
                 x[a][0] = list[a][j] == r->rank ? 42.0f : 0.0f;
-                OK(zt_broadcast(g[a], x[a], 1, ZT_F32, list[a][j], ZT_ROOT_NONE, NULL, &why, &r->err));
+                OK(zt_broadcast(g[a], x[a], 1, ZT_F32, list[a][j], ZT_ROOT_NONE, NULL, &why,
+                                &r->err));
                 CHECK(r, x[a][0] == 42.0f);
                 x[a][0] = list[a][j] == r->rank ? 43.0f : 0.0f;
                 OK(zt_broadcast(g[a], x[a], 1, ZT_F32, ZT_ROOT_NONE, j, NULL, &why, &r->err));
@@ -353,7 +371,8 @@ static int groups(struct rank *r) {
         }
     }
     /* a root outside the group, a group of a group, a group of one */
-    CHECK(r, zt_broadcast(g[0], r->segment, 1, ZT_F32, (r->rank + 4) % 8, ZT_ROOT_NONE, NULL, &why, &r->err) == ZT_EINVAL);
+    CHECK(r, zt_broadcast(g[0], r->segment, 1, ZT_F32, (r->rank + 4) % 8, ZT_ROOT_NONE, NULL, &why,
+                          &r->err) == ZT_EINVAL);
     CHECK(r, strstr(r->err.msg, "not in this group of 2") != NULL);
     struct zt_comm *sub = NULL, *one = NULL;
     int half[2] = {list[3][zt_comm_rank(g[3]) / 2 * 2], list[3][zt_comm_rank(g[3]) / 2 * 2 + 1]};
@@ -377,7 +396,9 @@ Test(coll, groups, .timeout = 300) {
 }
 
 /* One group from two streams: the calls keep their order although the streams do not. */
-struct gate { _Atomic int open; };
+struct gate {
+    _Atomic int open;
+};
 static int wait_gate(void *arg, struct zt_error *err) {
     struct gate *g = arg;
     (void)err;
@@ -394,7 +415,8 @@ static int two_streams(struct rank *r) {
         atomic_store(&gate.open, 0);
         OK(r->ops->submit(r->stream, wait_gate, &gate, &r->err));
         for (int i = 0; i < 6; i++) /* the first one is held back, on different streams per rank */
-            OK(zt_all_reduce(r->comm, x, 4000, ZT_I32, ZT_SUM, (i + r->rank) % 2 ? second : r->stream, &why, &r->err));
+            OK(zt_all_reduce(r->comm, x, 4000, ZT_I32, ZT_SUM,
+                             (i + r->rank) % 2 ? second : r->stream, &why, &r->err));
         atomic_store(&gate.open, 1);
         OK(r->ops->stream_sync(r->stream, &r->err));
         OK(r->ops->stream_sync(second, &r->err));
@@ -410,8 +432,8 @@ Test(coll, one_group_from_two_streams, .timeout = 300) {
 
 /* ---- overlap ---- */
 
-/* Rank 0 queues a collective that cannot end before its main thread has computed: rank 1 enters only
- * when it sees that work done. A collective that held up its caller would never end. */
+/* Rank 0 queues a collective that cannot end before its main thread has computed: rank 1 enters
+ * only when it sees that work done. A collective that held up its caller would never end. */
 static int overlap(struct rank *r) {
     float *x = fleet_device(r, (size_t)4 << 20, 0);
     for (int round = 1; round <= 5; round++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/comm/test_faults.c: what happens when ranks call different things, die, stop, give up or never
- * come; and that nothing is left behind. Instants of kills are drawn from seeds and hang on the
- * progress of the victim, not on the clock. The promise is an error within 1 s of a death; the test
- * bounds it by ten times that, since a loaded machine may be late, and prints what it saw. */
+/* tests/comm/test_faults.c: what happens when ranks call different things, die, stop, give up or
+ * never come; and that nothing is left behind. Instants of kills are drawn from seeds and hang on
+ * the progress of the victim, not on the clock. The promise is an error within 1 s of a death; the
+ * test bounds it by ten times that, since a loaded machine may be late, and prints what it saw. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -27,8 +27,8 @@ static const struct zt_coll_why why = {"h.3", "gradients", 7, false};
 static void settle(struct fleet_run *run, double limit) {
     cr_assert(fleet_wait(run, limit), "a rank hangs");
     for (int i = 0; i < run->world; i++)
-        cr_assert(WIFSIGNALED(run->status[i]) || WEXITSTATUS(run->status[i]) == 0, "rank %d: 0x%x", i,
-                  (unsigned)run->status[i]);
+        cr_assert(WIFSIGNALED(run->status[i]) || WEXITSTATUS(run->status[i]) == 0, "rank %d: 0x%x",
+                  i, (unsigned)run->status[i]);
 }
 
 /* ---- mismatches ---- */
@@ -40,23 +40,27 @@ static int mismatch(struct rank *r) {
     int64_t n = what == M_BIG ? 100000 : 10;
     float *x = fleet_device(r, 800000, 0);
     int rc = 0;
-    for (int i = 0; i < 3; i++) OK(zt_all_reduce(r->comm, x, 10, ZT_F32, ZT_SUM, r->compute, &why, &r->err));
+    for (int i = 0; i < 3; i++)
+        OK(zt_all_reduce(r->comm, x, 10, ZT_F32, ZT_SUM, r->compute, &why, &r->err));
     memset(x, 0x11, 800000);
     if (what == M_KIND && me)
         rc = zt_reduce_scatter(r->comm, x, x + 100, 2, ZT_F32, ZT_SUM, r->compute, &why, &r->err);
     else if (what == M_ROOT)
-        rc = zt_broadcast(r->comm, x, n, ZT_F32, me ? 1 : 0, ZT_ROOT_NONE, r->compute, &why, &r->err);
+        rc = zt_broadcast(r->comm, x, n, ZT_F32, me ? 1 : 0, ZT_ROOT_NONE, r->compute, &why,
+                          &r->err);
     else if (what == M_BARRIER && me)
         rc = zt_barrier(r->comm, r->compute, &why, &r->err);
     else
         rc = zt_all_reduce(r->comm, x, me && (what == M_COUNT || what == M_BIG) ? n + 1 : n,
-                           me && what == M_TYPE ? ZT_I32 : ZT_F32, me && what == M_OP ? ZT_MAX : ZT_SUM,
-                           r->compute, &why, &r->err);
+                           me && what == M_TYPE ? ZT_I32 : ZT_F32,
+                           me && what == M_OP ? ZT_MAX : ZT_SUM, r->compute, &why, &r->err);
     CHECK(r, rc == ZT_EMISMATCH);
-    for (int i = 0; i < 200000; i++) CHECK(r, ((unsigned *)(void *)x)[i] == 0x11111111); /* data untouched */
+    for (int i = 0; i < 200000; i++)
+        CHECK(r, ((unsigned *)(void *)x)[i] == 0x11111111); /* data untouched */
     char rank[32];
     snprintf(rank, sizeof rank, "on rank %d", odd);
-    CHECK(r, strstr(r->err.msg, "on rank 0") && strstr(r->err.msg, rank) && strstr(r->err.msg, "#4"));
+    CHECK(r,
+          strstr(r->err.msg, "on rank 0") && strstr(r->err.msg, rank) && strstr(r->err.msg, "#4"));
     const char *both[M_CASES][2] = {
         {"all_reduce(sum, fp32, count 10)", "all_reduce(max, fp32, count 10)"},
         {"all_reduce(sum, fp32, count 10)", "all_reduce(sum, int32, count 10)"},
@@ -89,7 +93,8 @@ static int mismatch_in_group(struct rank *r) {
     if (r->rank >= 2) rc = zt_all_reduce(g, x, r->rank, ZT_F32, ZT_SUM, NULL, &why, &r->err);
     if (r->rank < 2) rc = zt_barrier(r->comm, NULL, &why, &r->err);
     CHECK(r, rc == ZT_EMISMATCH);
-    CHECK(r, strstr(r->err.msg, "group \"tensor\"") && strstr(r->err.msg, "on rank 2") && strstr(r->err.msg, "on rank 3"));
+    CHECK(r, strstr(r->err.msg, "group \"tensor\"") && strstr(r->err.msg, "on rank 2") &&
+                 strstr(r->err.msg, "on rank 3"));
     zt_comm_destroy(g);
     return 0;
 }
@@ -134,8 +139,11 @@ static int work(struct rank *r) {
     if (r->world % 2 == 0) OK(zt_comm_split(r->comm, "tensor", list, 2, &g, &r->err));
     for (int64_t i = 1; !rc; i++) {
         for (int k = 0; k < 64; k++) x[k] = 1;
-        rc = zt_all_reduce(r->comm, x, i % 3 ? 1000 : BIG, ZT_F32, ZT_MAX, r->stream, &why, &r->err);
-        if (!rc) rc = zt_all_reduce(g ? g : r->comm, h, 200000, ZT_F32, ZT_SUM, r->stream, &why, &r->err);
+        rc =
+            zt_all_reduce(r->comm, x, i % 3 ? 1000 : BIG, ZT_F32, ZT_MAX, r->stream, &why, &r->err);
+        if (!rc)
+            rc =
+                zt_all_reduce(g ? g : r->comm, h, 200000, ZT_F32, ZT_SUM, r->stream, &why, &r->err);
         if (!rc) rc = r->ops->stream_sync(r->stream, &r->err);
         if (!rc) rc = zt_barrier(r->comm, r->compute, &why, &r->err);
         atomic_fetch_add(&r->board->progress[r->rank], 1);
@@ -303,7 +311,8 @@ static int late(struct rank *r) {
     zt_comm_set_timeout(r->comm, 0.3);
     float x = 0;
     int rc = zt_all_reduce(r->comm, &x, 1, ZT_F32, ZT_SUM, NULL, &why, &r->err);
-    CHECK(r, rc == ZT_ETIMEOUT && strstr(r->err.msg, "ranks 1, 3") && strstr(r->err.msg, "all_reduce #1"));
+    CHECK(r, rc == ZT_ETIMEOUT && strstr(r->err.msg, "ranks 1, 3") &&
+                 strstr(r->err.msg, "all_reduce #1"));
     CHECK(r, strstr(r->err.msg, "h.3") && zt_comm_failed_rank(r->comm) == 1);
     fleet_note(r, rc);
     return 0;
@@ -330,6 +339,7 @@ static int aborted(struct rank *r) {
     int rc = zt_all_reduce(r->comm, &x, 1, ZT_F32, ZT_SUM, r->stream, &why, &r->err);
     if (!rc) rc = r->ops->stream_sync(r->stream, &r->err);
     CHECK(r, rc == ZT_ECOMM && strstr(r->err.msg, "aborted by rank 0"));
+    if (r->rank) CHECK(r, zt_comm_failed_rank(r->comm) == 0);
     fleet_note(r, rc);
     if (r->rank == 0) pthread_join(t, NULL);
     return 0;
@@ -369,7 +379,8 @@ static int bad_id(struct rank *r) {
     CHECK(r, zt_comm_init(&fleet_id, 0, 2, r->d, 0, &c, &r->err) == ZT_EINVAL);
     CHECK(r, zt_comm_init(NULL, 0, 2, r->d, 1, &c, &r->err) == ZT_EINVAL);
     wrong.bytes[0] ^= 1;
-    CHECK(r, zt_comm_init(&wrong, 0, 2, r->d, 1, &c, &r->err) == ZT_EINVAL && strstr(r->err.msg, "minted"));
+    CHECK(r, zt_comm_init(&wrong, 0, 2, r->d, 1, &c, &r->err) == ZT_EINVAL &&
+                 strstr(r->err.msg, "minted"));
     CHECK(r, zt_comm_init(NULL, 0, 1, r->d, 1, &c, &r->err) == 0); /* one rank needs no id */
     zt_comm_destroy(c);
     return 0;
@@ -426,7 +437,8 @@ static int doubles(struct rank *r) {
     if (r->rank == 1) atomic_store(&r->board->flag[0], 1);
     int rc = zt_comm_init(&fleet_id, as, 3, r->d, 20, &r->comm, &r->err);
     CHECK(r, rc == ZT_ECONFLICT || rc == ZT_EPEER);
-    if (r->rank == 0) CHECK(r, rc == ZT_ECONFLICT && strstr(r->err.msg, "two processes came as rank 1"));
+    if (r->rank == 0)
+        CHECK(r, rc == ZT_ECONFLICT && strstr(r->err.msg, "two processes came as rank 1"));
     return 0;
 }
 static int two_zeros(struct rank *r) {
@@ -447,9 +459,13 @@ static int other_world(struct rank *r) {
     return 0;
 }
 Test(faults, meeting, .timeout = 300) {
-    const struct { int world; int (*body)(struct rank *); const char *name; } t[] = {
-        {2, no_zero, "no rank 0"},    {1, bad_id, "bad id"},    {3, wrong_secret, "wrong secret"},
-        {3, strangers, "strangers"},  {3, doubles, "doubles"},  {2, other_world, "other world"}};
+    const struct {
+        int world;
+        int (*body)(struct rank *);
+        const char *name;
+    } t[] = {{2, no_zero, "no rank 0"},         {1, bad_id, "bad id"},
+             {3, wrong_secret, "wrong secret"}, {3, strangers, "strangers"},
+             {3, doubles, "doubles"},           {2, other_world, "other world"}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct fleet f = {.world = t[i].world, .body = t[i].body, .no_init = true};
         cr_assert(fleet_ok(&f, 50), "%s", t[i].name);
@@ -542,13 +558,16 @@ static int log_fields(struct rank *r) {
         CHECK(r, rec[i].start_ns <= rec[i].end_ns && rec[i].end_ns <= after);
     }
     const struct zt_coll_record *ar = &rec[0], *rs = &rec[1], *ag = &rec[2], *bc = &rec[3];
-    CHECK(r, !strcmp(ar->group, "world") && ar->seq == 2 && ar->count == 4096 && ar->bytes == 16384);
+    CHECK(r,
+          !strcmp(ar->group, "world") && ar->seq == 2 && ar->count == 4096 && ar->bytes == 16384);
     CHECK(r, ar->sent_bytes == 2 * 3 * 16384 / 4); /* 2 (K-1)/K of the bytes */
-    CHECK(r, !strcmp(ar->unit, "h.3") && !strcmp(ar->reason, "gradients") && ar->step == 7 && !ar->control);
+    CHECK(r, !strcmp(ar->unit, "h.3") && !strcmp(ar->reason, "gradients") && ar->step == 7 &&
+                 !ar->control);
     CHECK(r, rs->seq == 1 && rs->count == 4096 && rs->bytes == 8192 && rs->sent_bytes == 4096);
     CHECK(r, !strcmp(ag->group, "dp_shard") && ag->count == 1000 && ag->bytes == 4000);
     CHECK(r, ag->sent_bytes == 2000 && ag->control && ag->step == 9 && !ag->unit[0]); /* (K-1)/K */
-    CHECK(r, bc->dtype == ZT_BF16 && bc->bytes == 20 && bc->sent_bytes == (r->rank ? 20 : 0) && bc->step == -1);
+    CHECK(r, bc->dtype == ZT_BF16 && bc->bytes == 20 && bc->sent_bytes == (r->rank ? 20 : 0) &&
+                 bc->step == -1);
     struct zt_comm_totals t = zt_comm_totals(g), w = zt_comm_totals(r->comm);
     CHECK(r, t.control_sent_bytes == 2000 && t.control_collectives == 1);
     CHECK(r, w.sent_bytes == 24576 + (r->rank ? 20 : 0) && w.collectives == 2);
@@ -575,7 +594,8 @@ static int log_placed(struct rank *r) {
     CHECK(r, bytes < 65536);
     CHECK(r, zt_comm_log_place(r->comm, ring, 100) == ZT_EINVAL);
     OK(zt_comm_log_place(r->comm, ring, bytes));
-    for (int i = 0; i < 20; i++) OK(zt_all_reduce(r->comm, &x, 1, ZT_F32, ZT_SUM, NULL, &why, &r->err));
+    for (int i = 0; i < 20; i++)
+        OK(zt_all_reduce(r->comm, &x, 1, ZT_F32, ZT_SUM, NULL, &why, &r->err));
     if (r->rank == 1) {
         atomic_store(&r->board->flag[0], 1);
         for (;;) pause();

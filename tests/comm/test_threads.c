@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/comm/test_threads.c: streams, events, allocator and communicators with every rank a thread of
- * one process, under a plain main, so that ThreadSanitizer sees both sides of every hand-over and the
- * leak checker sees everything at exit. Values are checked too. Exit code 0 = all well. */
+/* tests/comm/test_threads.c: streams, events, allocator and communicators with every rank a thread
+ * of one process, under a plain main, so that ThreadSanitizer sees both sides of every hand-over
+ * and the leak checker sees everything at exit. Values are checked too. Exit code 0 = all well. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -13,12 +13,12 @@
 #include "engine/device/alloc.h"
 
 enum { WORLD = 3, N = 50000, ROUNDS = 15 };
-#define NEED(e)                                                                                     \
-    do {                                                                                            \
-        if (!(e)) {                                                                                 \
-            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #e, err.msg);          \
-            exit(1);                                                                                \
-        }                                                                                           \
+#define NEED(e)                                                                                    \
+    do {                                                                                           \
+        if (!(e)) {                                                                                \
+            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #e, err.msg);        \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 static struct zt_comm_id id;
@@ -38,7 +38,8 @@ static void rounds(struct zt_device *d, struct zt_alloc *a, struct zt_comm *c, s
         int64_t stalled = 0, n = round % 2 ? N : 100;
         NEED(!ops->event_create(d, &ready, &err) && !ops->event_create(d, &done, &err));
         NEED(!zt_malloc(a, (size_t)n * 4, compute, ZT_TAG_GRADIENTS, "x", (void **)&x, &err));
-        NEED(!zt_malloc(a, (size_t)n * 4 * WORLD, compute, ZT_TAG_PARAMETERS, "y", (void **)&y, &err));
+        NEED(!zt_malloc(a, (size_t)n * 4 * WORLD, compute, ZT_TAG_PARAMETERS, "y", (void **)&y,
+                        &err));
         for (int64_t i = 0; i < n; i++) x[i] = (float)(rank + round);
         NEED(!ops->event_record(ready, compute, &err));
         NEED(!ops->stream_wait_event(s, ready, NULL, &err));
@@ -111,7 +112,8 @@ int main(void) {
     struct zt_error err = {0};
     pthread_t ranks[WORLD];
     NEED(!zt_comm_mint(&id, &err));
-    for (int i = 0; i < WORLD; i++) NEED(!pthread_create(&ranks[i], NULL, rank_main, (void *)(intptr_t)i));
+    for (int i = 0; i < WORLD; i++)
+        NEED(!pthread_create(&ranks[i], NULL, rank_main, (void *)(intptr_t)i));
     for (int i = 0; i < WORLD; i++) pthread_join(ranks[i], NULL);
     NEED(logs == WORLD * ROUNDS * 2);
     return 0;

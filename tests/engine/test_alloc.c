@@ -16,7 +16,12 @@
 #define KIB ZT_KIB
 #define MIB ZT_MIB
 
-struct rig { struct zt_device *d; struct zt_ledger l; struct zt_alloc *a; struct zt_error err; };
+struct rig {
+    struct zt_device *d;
+    struct zt_ledger l;
+    struct zt_alloc *a;
+    struct zt_error err;
+};
 
 /* Pages on first touch only: the model test moves tens of GiB of segments it hardly writes to. */
 static int sparse_fallocate(int fd, int mode, int64_t offset, int64_t bytes) {
@@ -41,11 +46,13 @@ static void rig_close(struct rig *r) {
 }
 static void *get(struct rig *r, size_t n) {
     void *p = NULL;
-    cr_assert_eq(zt_malloc(r->a, n, NULL, ZT_TAG_ACTIVATIONS, "x", &p, &r->err), 0, "%s", r->err.msg);
+    cr_assert_eq(zt_malloc(r->a, n, NULL, ZT_TAG_ACTIVATIONS, "x", &p, &r->err), 0, "%s",
+                 r->err.msg);
     if (p) memset(p, 1, n); /* the bytes are real */
     return p;
 }
-static void row(const struct rig *r, int64_t allocated, int64_t reserved, int64_t split, int64_t requested) {
+static void row(const struct rig *r, int64_t allocated, int64_t reserved, int64_t split,
+                int64_t requested) {
     const struct zt_alloc_stats *s = zt_alloc_stats(r->a);
     cr_assert_eq(s->allocated_bytes[ZT_POOL_ALL].current, allocated);
     cr_assert_eq(s->reserved_bytes[ZT_POOL_ALL].current, reserved);
@@ -107,13 +114,21 @@ Test(alloc, table) {
 Test(alloc, edges_of_the_size_classes) {
     /* size, segment it makes on an empty allocator, block it gets */
     const size_t t[][3] = {
-        {1, 2 * MIB, 512}, {511, 2 * MIB, 512}, {512, 2 * MIB, 512}, {513, 2 * MIB, 1024},
-        {MIB - 512, 2 * MIB, MIB - 512}, {MIB, 2 * MIB, MIB}, {MIB + 1, 20 * MIB, MIB + 512},
-        {10 * MIB - 512, 20 * MIB, 10 * MIB - 512}, {10 * MIB - 511, 10 * MIB, 10 * MIB},
-        {10 * MIB, 10 * MIB, 10 * MIB}, {10 * MIB + 1, 12 * MIB, 10 * MIB + 512},
-        {11 * MIB, 12 * MIB, 12 * MIB},           /* the rest is 1 MiB: not above 1 MiB, kept */
+        {1, 2 * MIB, 512},
+        {511, 2 * MIB, 512},
+        {512, 2 * MIB, 512},
+        {513, 2 * MIB, 1024},
+        {MIB - 512, 2 * MIB, MIB - 512},
+        {MIB, 2 * MIB, MIB},
+        {MIB + 1, 20 * MIB, MIB + 512},
+        {10 * MIB - 512, 20 * MIB, 10 * MIB - 512},
+        {10 * MIB - 511, 10 * MIB, 10 * MIB},
+        {10 * MIB, 10 * MIB, 10 * MIB},
+        {10 * MIB + 1, 12 * MIB, 10 * MIB + 512},
+        {11 * MIB, 12 * MIB, 12 * MIB},             /* the rest is 1 MiB: not above 1 MiB, kept */
         {11 * MIB - 512, 12 * MIB, 11 * MIB - 512}, /* the rest is 1 MiB + 512: cut */
-        {20 * MIB, 20 * MIB, 20 * MIB}, {33 * MIB + 1, 34 * MIB, 34 * MIB}};
+        {20 * MIB, 20 * MIB, 20 * MIB},
+        {33 * MIB + 1, 34 * MIB, 34 * MIB}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct rig r;
         rig_open(&r, 64 * MIB, NULL);
@@ -172,8 +187,8 @@ Test(alloc, empty_cache_leaves_live_segments) {
     zt_free(r.a, q);
     memset(p, 7, 3 * MIB);
     zt_alloc_empty_cache(r.a);
-    row(&r, (int64_t)(3 * MIB) + 512, (int64_t)(22 * MIB),
-        (int64_t)(17 * MIB + 2 * MIB) - 512, (int64_t)(3 * MIB) + 100);
+    row(&r, (int64_t)(3 * MIB) + 512, (int64_t)(22 * MIB), (int64_t)(17 * MIB + 2 * MIB) - 512,
+        (int64_t)(3 * MIB) + 100);
     cr_assert_eq(((char *)p)[3 * MIB - 1], 7);
     zt_free(r.a, p), zt_free(r.a, s);
     rig_close(&r);
@@ -204,11 +219,20 @@ Test(alloc, capacity_report) {
     cr_assert_str_eq(o->what, "m and v");
     cr_assert_eq(o->by_tag[ZT_TAG_PARAMETERS], (int64_t)(20 * MIB));
     cr_assert_eq(o->by_tag[ZT_TAG_GRADIENTS], 512);
-    const char *parts[] = {"\"m and v\" (optimizer)", "12582912", "phase optimizer", "capacity 33554432",
-                           "reserved 23068672", "allocated 20972032", "free on the device 10485760",
-                           "largest free block 2096640", "inactive_split 2096640",
-                           "parameters 20971520", "gradients 512", "biggest: h.0 (parameters) 20971520",
-                           "cause: capacity", "--memory-gib"};
+    const char *parts[] = {"\"m and v\" (optimizer)",
+                           "12582912",
+                           "phase optimizer",
+                           "capacity 33554432",
+                           "reserved 23068672",
+                           "allocated 20972032",
+                           "free on the device 10485760",
+                           "largest free block 2096640",
+                           "inactive_split 2096640",
+                           "parameters 20971520",
+                           "gradients 512",
+                           "biggest: h.0 (parameters) 20971520",
+                           "cause: capacity",
+                           "--memory-gib"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         cr_assert(strstr(r.err.msg, parts[i]), "%s not in: %s", parts[i], r.err.msg);
     cr_assert_null(strstr(r.err.msg, "fragmentation"));
@@ -221,7 +245,8 @@ Test(alloc, capacity_report) {
     rig_close(&r);
 }
 
-/* Two 20 MiB segments with 4 MiB in use in the middle of each: 32 MiB lie unused, no hole has 12. */
+/* Two 20 MiB segments with 4 MiB in use in the middle of each: 32 MiB lie unused, no hole has 12.
+ */
 Test(alloc, fragmentation_report) {
     struct rig r;
     rig_open(&r, 40 * MIB, NULL);
@@ -241,7 +266,8 @@ Test(alloc, fragmentation_report) {
     rig_close(&r);
 }
 
-/* A cached segment is given back when the capacity is needed in another shape: one retry, no OOM. */
+/* A cached segment is given back when the capacity is needed in another shape: one retry, no OOM.
+ */
 Test(alloc, retry_after_release) {
     struct rig r;
     rig_open(&r, 32 * MIB, NULL);
@@ -258,7 +284,9 @@ Test(alloc, retry_after_release) {
 
 /* ---- other streams ---- */
 
-struct gate { _Atomic int open; };
+struct gate {
+    _Atomic int open;
+};
 static int wait_gate(void *arg, struct zt_error *err) {
     struct gate *g = arg;
     (void)err;
@@ -366,7 +394,7 @@ Test(alloc, garbage_collection_by_age) {
     rig_open(&r, 100 * MIB, &o);
     void *a = get(&r, 30 * MIB), *b = get(&r, 30 * MIB);
     zt_free(r.a, a);
-    zt_free(r.a, get(&r, 100)); /* small pool: has its own clock */
+    zt_free(r.a, get(&r, 100));  /* small pool: has its own clock */
     void *c = get(&r, 34 * MIB); /* search 3; reserved 60 + 2 > 50: only a is free, so it goes */
     const struct zt_alloc_stats *s = zt_alloc_stats(r.a);
     cr_assert_eq(s->num_device_free, 1);
@@ -414,8 +442,19 @@ Test(alloc, freeing_twice_is_a_broken_invariant, .signal = 6) {
 /* ---- the brute-force model ---- */
 
 enum state { FREE, LIVE, PENDING };
-struct mblock { size_t size, requested; enum state state; int tag, gate; };
-struct mseg { char *base; size_t size; int stream; bool small; int n; struct mblock b[4096]; };
+struct mblock {
+    size_t size, requested;
+    enum state state;
+    int tag, gate;
+};
+struct mseg {
+    char *base;
+    size_t size;
+    int stream;
+    bool small;
+    int n;
+    struct mblock b[4096];
+};
 enum { MAX_SEGS = 64, MAX_LIVE = 600 };
 struct model {
     struct mseg *seg[MAX_SEGS];
@@ -423,7 +462,9 @@ struct model {
     size_t capacity, max_split;
     int64_t peak_allocated, peak_reserved, peak_active, ooms, retries;
 };
-struct pick { int seg, block; };
+struct pick {
+    int seg, block;
+};
 
 static size_t round512(size_t n) { return n < 512 ? 512 : (n + 511) / 512 * 512; }
 static size_t seg_size(size_t r) {
@@ -476,8 +517,8 @@ static bool best_fit(const struct model *m, int stream, size_t r, struct pick *o
         for (int j = 0; j < s->n; j++) {
             if (s->b[j].state != FREE || s->b[j].size < r) continue;
             struct pick p = {i, j};
-            if (found && (s->b[j].size > best ||
-                          (s->b[j].size == best && address(m, p) > address(m, *out))))
+            if (found &&
+                (s->b[j].size > best || (s->b[j].size == best && address(m, p) > address(m, *out))))
                 continue;
             found = true;
             best = s->b[j].size;
@@ -509,7 +550,9 @@ static bool drop_available(struct model *m, int stream, bool small, size_t r) {
         int big = -1;
         for (int i = 0; i < m->n; i++) {
             const struct mseg *s = m->seg[i];
-            if (s->stream != stream || s->small != small || !whole_free(s) || s->size < m->max_split) continue;
+            if (s->stream != stream || s->small != small || !whole_free(s) ||
+                s->size < m->max_split)
+                continue;
             if (big < 0 || s->size > m->seg[big]->size ||
                 (s->size == m->seg[big]->size && s->base > m->seg[big]->base))
                 big = i;
@@ -527,7 +570,8 @@ static enum outcome model_place(struct model *m, int stream, size_t r, struct pi
     size_t bytes = seg_size(r);
     if (best_fit(m, stream, r, p)) return HIT;
     if (reserved(m) + bytes <= m->capacity) return NEW_SEGMENT;
-    if (drop_available(m, stream, r <= MIB, r) && reserved(m) + bytes <= m->capacity) return NEW_SEGMENT;
+    if (drop_available(m, stream, r <= MIB, r) && reserved(m) + bytes <= m->capacity)
+        return NEW_SEGMENT;
     drop_cached(m);
     m->retries++;
     if (reserved(m) + bytes <= m->capacity) return NEW_SEGMENT;
@@ -563,8 +607,9 @@ static void check_stat(const struct zt_stat *s, int64_t all, int64_t small) {
 /* Recounts everything: [0] all, [1] small. */
 static void check(struct model *m, const struct rig *r) {
     const struct zt_alloc_stats *s = zt_alloc_stats(r->a);
-    int64_t live[2] = {0}, live_b[2] = {0}, act[2] = {0}, act_b[2] = {0}, split[2] = {0}, split_b[2] = {0},
-            req[2] = {0}, seg[2] = {0}, seg_b[2] = {0}, tag[ZT_TAG_COUNT] = {0}, tag_r[ZT_TAG_COUNT] = {0};
+    int64_t live[2] = {0}, live_b[2] = {0}, act[2] = {0}, act_b[2] = {0}, split[2] = {0},
+            split_b[2] = {0}, req[2] = {0}, seg[2] = {0}, seg_b[2] = {0}, tag[ZT_TAG_COUNT] = {0},
+            tag_r[ZT_TAG_COUNT] = {0};
     int64_t over = 0, over_seg = 0;
     for (int i = 0; i < m->n; i++) {
         const struct mseg *g = m->seg[i];
@@ -589,7 +634,8 @@ static void check(struct model *m, const struct rig *r) {
         }
         cr_assert_eq(sum, g->size);
         for (int j = i + 1; j < m->n; j++) /* segments do not overlap */
-            cr_assert(g->base + g->size <= m->seg[j]->base || m->seg[j]->base + m->seg[j]->size <= g->base);
+            cr_assert(g->base + g->size <= m->seg[j]->base ||
+                      m->seg[j]->base + m->seg[j]->size <= g->base);
     }
     check_stat(s->allocation, live[0], live[1]);
     check_stat(s->allocated_bytes, live_b[0], live_b[1]);
@@ -632,16 +678,25 @@ static uint64_t rnd(uint64_t n) {
 }
 static size_t random_size(void) {
     switch (rnd(6)) {
-    case 0: return 1 + rnd(2048);
-    case 1: return 1 + rnd(MIB + MIB / 8);
-    case 2: return 512 * (1 + rnd(4096));
-    case 3: return 1 + rnd(12 * MIB);
-    case 4: return MIB * (1 + rnd(24));
-    default: return 1 + rnd(48 * MIB);
+    case 0:
+        return 1 + rnd(2048);
+    case 1:
+        return 1 + rnd(MIB + MIB / 8);
+    case 2:
+        return 512 * (1 + rnd(4096));
+    case 3:
+        return 1 + rnd(12 * MIB);
+    case 4:
+        return MIB * (1 + rnd(24));
+    default:
+        return 1 + rnd(48 * MIB);
     }
 }
 
-struct held { void *p; bool recorded; };
+struct held {
+    void *p;
+    bool recorded;
+};
 struct fuzz {
     struct rig r;
     struct model m;
@@ -655,7 +710,8 @@ struct fuzz {
 static void close_gate(struct fuzz *f) {
     if (f->closed) return;
     cr_assert_lt(f->n_gates, 1024);
-    cr_assert_eq(zt_device_ops(f->r.d)->submit(f->other, wait_gate, &f->gates[f->n_gates], &f->r.err), 0);
+    cr_assert_eq(
+        zt_device_ops(f->r.d)->submit(f->other, wait_gate, &f->gates[f->n_gates], &f->r.err), 0);
     f->closed = true;
 }
 static void open_gate(struct fuzz *f) {
@@ -681,7 +737,8 @@ static void fuzz_malloc(struct fuzz *f) {
     finish_pending(m, f->n_gates);
     enum outcome o = model_place(m, stream, r, &p);
     int64_t before = zt_alloc_stats(f->r.a)->num_device_alloc;
-    int rc = zt_malloc(f->r.a, want, stream ? f->streams[1] : NULL, (enum zt_tag)tag, "fuzz", &got, &f->r.err);
+    int rc = zt_malloc(f->r.a, want, stream ? f->streams[1] : NULL, (enum zt_tag)tag, "fuzz", &got,
+                       &f->r.err);
     cr_assert_eq(rc, o == OOM ? ZT_EOOM : 0);
     if (o == OOM) {
         cr_assert_null(got);
@@ -691,7 +748,8 @@ static void fuzz_malloc(struct fuzz *f) {
     if (o == NEW_SEGMENT) {
         struct mseg *s = calloc(1, sizeof *s);
         cr_assert(s && m->n < MAX_SEGS);
-        *s = (struct mseg){.base = got, .size = seg_size(r), .stream = stream, .small = r <= MIB, .n = 1};
+        *s = (struct mseg){
+            .base = got, .size = seg_size(r), .stream = stream, .small = r <= MIB, .n = 1};
         s->b[0].size = s->size;
         p = (struct pick){m->n, 0};
         m->seg[m->n++] = s;
@@ -741,7 +799,8 @@ static void fuzz_run(uint64_t seed, size_t capacity, struct zt_alloc_options o, 
     cr_assert_eq(ops->stream_create(f.r.d, ZT_STREAM_GATHER, &f.streams[1], &f.r.err), 0);
     cr_assert_eq(ops->stream_create(f.r.d, ZT_STREAM_REDUCE, &f.other, &f.r.err), 0);
     for (int i = 0; i < ops_count; i++) {
-        uint64_t what = rnd(100), shrink = (uint64_t)i / 200 % 2; /* waves of growth and of decline */
+        uint64_t what = rnd(100),
+                 shrink = (uint64_t)i / 200 % 2; /* waves of growth and of decline */
         if (what < (shrink ? 35 : 55)) {
             fuzz_malloc(&f);
         } else if (what < 90) {
@@ -801,7 +860,8 @@ static void offsets(uint64_t seed, size_t *out, int n) {
         int k = (int)rnd(64);
         zt_free(r.a, live[k]);
         live[k] = NULL;
-        cr_assert_eq(zt_malloc(r.a, 1 + rnd(6 * MIB), NULL, ZT_TAG_TEMPORARY, "t", &live[k], &r.err), 0);
+        cr_assert_eq(
+            zt_malloc(r.a, 1 + rnd(6 * MIB), NULL, ZT_TAG_TEMPORARY, "t", &live[k], &r.err), 0);
         out[i] = (size_t)((char *)live[k] - (char *)base);
     }
     for (int k = 0; k < 64; k++) zt_free(r.a, live[k]);

@@ -17,12 +17,14 @@ static void sums(const struct zt_ledger *l) {
 }
 
 Test(ledger, names) {
-    const char *tags[] = {"parameters", "gradients", "optimizer", "activations", "temporary", "communication"};
+    const char *tags[] = {"parameters",  "gradients", "optimizer",
+                          "activations", "temporary", "communication"};
     const char *phases[] = {"init", "forward", "backward", "optimizer", "eval", "save", "load"};
     for (int i = 0; i < ZT_TAG_COUNT; i++) cr_assert_str_eq(zt_tag_name((enum zt_tag)i), tags[i]);
-    for (int i = 0; i < ZT_PHASE_COUNT; i++) cr_assert_str_eq(zt_phase_name((enum zt_phase)i), phases[i]);
+    for (int i = 0; i < ZT_PHASE_COUNT; i++)
+        cr_assert_str_eq(zt_phase_name((enum zt_phase)i), phases[i]);
     cr_assert_str_eq(zt_tag_name(ZT_TAG_COUNT), "unknown");
-    cr_assert_str_eq(zt_phase_name((enum zt_phase)-1), "unknown");
+    cr_assert_str_eq(zt_phase_name((enum zt_phase) - 1), "unknown");
 }
 
 /* parameters 1024 (512+... asked 600 -> 1024 requested, block 1536), activations grow and go while
@@ -83,7 +85,10 @@ Test(ledger, reset_forgets_the_past_not_the_present) {
     cr_assert_eq(l.max_unused_reserved, 4096);
 }
 
-static int dies(struct zt_ledger *l) { zt_ledger_free(l, ZT_TAG_OPTIMIZER, 512, 512); return 0; }
+static int dies(struct zt_ledger *l) {
+    zt_ledger_free(l, ZT_TAG_OPTIMIZER, 512, 512);
+    return 0;
+}
 Test(ledger, freeing_what_is_not_there_is_a_broken_invariant, .signal = 6) {
     struct zt_ledger l;
     zt_ledger_init(&l);
