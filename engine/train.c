@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train.c: the step loop. One optimizer step is: a window of micro-batches, forward and backward
- * of each, reductions that overlap with backward, one control message, the update (train_step.c); then
- * the hash when it is due, the memory figures, an evaluation when it is due, and the report. What comes
- * before the first step is in train_open.c. Memory: the trainer struct owns everything and
- * zt_trainer_close gives it back. Thread rule: the calling thread is the compute stream. */
+/* engine/train.c: the step loop. One optimizer step is: a window of micro-batches, forward and
+ * backward of each, reductions that overlap with backward, one control message, the update
+ * (train_step.c); then the hash when it is due, the memory figures, an evaluation when it is due,
+ * and the report. What comes before the first step is in train_open.c. Memory: the trainer struct
+ * owns everything and zt_trainer_close gives it back. Thread rule: the calling thread is the
+ * compute stream. */
 #include <string.h>
 
 #include "engine/train_int.h"

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train_eval.c: evaluation over every validation row exactly once: rows are dealt rank, rank + K,
- * ..., none is repeated to even out the ranks. A rank that runs out still asks the runtime for every
- * unit, so collectives keep the same order everywhere. The loss is the sum over tokens divided by their
- * count, both over all ranks. Thread rule: the trainer thread. */
+/* engine/train_eval.c: evaluation over every validation row exactly once: rows are dealt rank, rank
+ * + K,
+ * ..., none is repeated to even out the ranks. A rank that runs out still asks the runtime for
+ * every unit, so collectives keep the same order everywhere. The loss is the sum over tokens
+ * divided by their count, both over all ranks. Thread rule: the trainer thread. */
 #include <string.h>
 
 #include "engine/train_int.h"
 
-/* The unit calls of one forward, without a model: units in order, the tied root again for the head. */
+/* The unit calls of one forward, without a model: units in order, the tied root again for the head.
+ */
 static int walk_units(struct zt_trainer *t, const struct zt_unit_source *s, struct zt_error *err) {
     struct zt_unit_view v;
     int n = t->table.n_units + (t->table.config.tied_head ? 1 : 0), rc = 0;
     for (int i = 0; i < n && rc == 0; i++) {
         int unit = i < t->table.n_units ? i : 0;
-        if ((rc = s->forward_begin(s->arg, unit, &v, err)) == 0) rc = s->forward_end(s->arg, unit, err);
+        if ((rc = s->forward_begin(s->arg, unit, &v, err)) == 0)
+            rc = s->forward_end(s->arg, unit, err);
     }
     return rc;
 }
@@ -83,8 +86,11 @@ int zt_trainer_eval(struct zt_trainer *t, struct zt_error *err) {
     TRY(zt_runtime_eval_begin(t->runtime, err));
     for (int64_t i = 0; i < batches; i++) {
         int64_t left = own - i * B;
-        TRY(one_batch(t, &source, i * B, left < 0 ? 0 : left < B ? left : B, t->line, &loss, &valid,
-                      err));
+        TRY(one_batch(t, &source, i * B,
+                      left < 0   ? 0
+                      : left < B ? left
+                                 : B,
+                      t->line, &loss, &valid, err));
         zt_progress_phase(t, ZT_PHASE_EVAL);
     }
     TRY(zt_runtime_eval_end(t->runtime, err));

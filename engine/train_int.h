@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train_int.h: the trainer's own struct and the pieces train.c is made of. Private to engine/
- * (train*.c) and its tests. One trainer per process; every function runs on the trainer thread. */
+/* engine/train_int.h: the trainer's own struct and the pieces train.c is made of. Private to
+ * engine/ (train*.c) and its tests. One trainer per process; every function runs on the trainer
+ * thread. */
 #ifndef ZT_ENGINE_TRAIN_INT_H
 #define ZT_ENGINE_TRAIN_INT_H
 #include "engine/data/data.h"
@@ -8,14 +9,14 @@
 #include "engine/shard/runtime.h"
 #include "engine/train.h"
 
-#define TRY(call)              \
-    do {                       \
-        rc = (call);           \
-        if (rc != 0) goto out; \
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        rc = (call);                                                                               \
+        if (rc != 0) goto out;                                                                     \
     } while (0)
 
-/* The micro-batches of one optimizer step, copied out of the loader: how many tokens count has to be
- * known before the first backward. Host memory, grown once to the largest window. */
+/* The micro-batches of one optimizer step, copied out of the loader: how many tokens count has to
+ * be known before the first backward. Host memory, grown once to the largest window. */
 struct zt_window {
     int64_t seq_len, micros, capacity_micros, capacity_rows;
     int32_t *tokens, *targets; /* micro i starts at i * capacity_rows * seq_len */
@@ -26,11 +27,11 @@ struct zt_window {
 int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch, int64_t seq_len,
                    struct zt_error *err);
 void zt_window_free(struct zt_window *w);
-/* Valid tokens of the window over all ranks. Counts are static when no target can be masked: then no
- * message is needed, every data-parallel rank has as many as this one. */
+/* Valid tokens of the window over all ranks. Counts are static when no target can be masked: then
+ * no message is needed, every data-parallel rank has as many as this one. */
 int zt_window_valid(const struct zt_window *w, bool counts_static, int dp_size,
-                    struct zt_comm *control, struct zt_stream *compute, int64_t step, int64_t *global,
-                    struct zt_error *err);
+                    struct zt_comm *control, struct zt_stream *compute, int64_t step,
+                    int64_t *global, struct zt_error *err);
 
 /* Compute segments, forward and backward time, and progress, taken at the unit boundaries. */
 struct zt_probe {
@@ -39,16 +40,19 @@ struct zt_probe {
     struct zt_intervals *intervals;
     struct zt_progress *progress;
     bool backward, failed;
-    int64_t mark_ns, begin_ns;          /* start of the running compute segment, of the phase */
-    int64_t forward_ns, backward_ns;    /* of this step */
+    int64_t mark_ns, begin_ns;       /* start of the running compute segment, of the phase */
+    int64_t forward_ns, backward_ns; /* of this step */
 };
 struct zt_unit_source zt_probe_source(struct zt_probe *p);
-void zt_probe_step(struct zt_probe *p);      /* zeroes the step's times */
-void zt_probe_begin(struct zt_probe *p);     /* around zt_model_step */
+void zt_probe_step(struct zt_probe *p);  /* zeroes the step's times */
+void zt_probe_begin(struct zt_probe *p); /* around zt_model_step */
 int zt_probe_end(struct zt_probe *p, struct zt_error *err);
 
 /* Allocated bytes at the end of steady steps: equal to step 2's, or somebody leaks. */
-struct zt_growth { bool set; int64_t base_total, base[ZT_TAG_COUNT], reported; };
+struct zt_growth {
+    bool set;
+    int64_t base_total, base[ZT_TAG_COUNT], reported;
+};
 /* True when there is something new to report; message names the tag and the bytes. */
 bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, int64_t step,
                      char *message, size_t n);
@@ -79,10 +83,10 @@ struct zt_trainer {
     struct zt_schedule schedule;
     struct zt_window window;
     struct zt_growth growth;
-    int32_t *tokens, *targets;   /* device, one micro-batch */
-    int32_t *line;               /* host, one sample: seq_len + 1 tokens */
-    int64_t *words;              /* host, control messages: world * ZT_CONTROL_WORDS */
-    int64_t total_steps, step;   /* step in progress, from 1 */
+    int32_t *tokens, *targets; /* device, one micro-batch */
+    int32_t *line;             /* host, one sample: seq_len + 1 tokens */
+    int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
+    int64_t total_steps, step; /* step in progress, from 1 */
     bool counts_static, stop;
     struct zt_step_report report;
 };
@@ -101,7 +105,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err);
 int zt_trainer_eval(struct zt_trainer *t, struct zt_error *err);
 
 /* train_report.c */
-void zt_report_begin(struct zt_trainer *t);           /* window peaks so far, fields to missing */
+void zt_report_begin(struct zt_trainer *t); /* window peaks so far, fields to missing */
 int zt_report_memory(struct zt_trainer *t, struct zt_error *err);
 void zt_report_window(const struct zt_ledger *l, const struct zt_runtime *r,
                       struct zt_window_peak *out);

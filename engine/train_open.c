@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train_open.c: everything between the specification and the first step, and its undoing: device,
- * data, model, communicators, runtime, and the agreement of all ranks on where they start from. Memory
- * and thread rules: train_int.h. */
+/* engine/train_open.c: everything between the specification and the first step, and its undoing:
+ * device, data, model, communicators, runtime, and the agreement of all ranks on where they start
+ * from. Memory and thread rules: train_int.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,15 +60,19 @@ static void data_event(void *arg, const char *kind, const char *message) {
 static int open_data(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     bool cut = s->validation.enabled && !s->validation.path[0];
-    struct zt_dataset_config dc = {.path = s->dataset.path, .tokenizer = s->dataset.tokenizer,
-                                   .seq_len = s->training.seq_len, .vocab_size = s->model.vocab_size,
+    struct zt_dataset_config dc = {.path = s->dataset.path,
+                                   .tokenizer = s->dataset.tokenizer,
+                                   .seq_len = s->training.seq_len,
+                                   .vocab_size = s->model.vocab_size,
                                    .tail_fraction = cut ? s->validation.fraction : 0.0,
                                    .min_samples = s->training.global_batch_size,
-                                   .event = data_event, .event_arg = t};
+                                   .event = data_event,
+                                   .event_arg = t};
     int rc = 0;
     t->stage = ZT_STAGE_DATA;
     if (!s->dataset.path[0])
-        TRY(zt_fail(err, ZT_EUNSUPPORTED, "dataset.sources is not in this version; give dataset.path"));
+        TRY(zt_fail(err, ZT_EUNSUPPORTED,
+                    "dataset.sources is not in this version; give dataset.path"));
     TRY(zt_dataset_open(&dc, &t->train_set, err));
     if (s->validation.enabled) {
         dc.path = cut ? s->dataset.path : s->validation.path;
@@ -77,19 +81,25 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
         dc.event = cut ? NULL : data_event; /* the same files: told once */
         TRY(zt_dataset_open(&dc, &t->valid_set, err));
     }
-    struct zt_loader_config lc = {
-        .dataset = t->train_set, .dp_index = t->dp_index, .dp_size = t->dp_size,
-        .local_batch = s->training.local_batch_size, .seq_len = s->training.seq_len,
-        .accumulation = zt_spec_accumulation(s), .shuffle = s->dataset.shuffle,
-        .drop_last = s->dataset.drop_last, .seed = s->dataset.seed, .epochs = s->training.epochs,
-        .tail = s->training.accumulation_tail};
+    struct zt_loader_config lc = {.dataset = t->train_set,
+                                  .dp_index = t->dp_index,
+                                  .dp_size = t->dp_size,
+                                  .local_batch = s->training.local_batch_size,
+                                  .seq_len = s->training.seq_len,
+                                  .accumulation = zt_spec_accumulation(s),
+                                  .shuffle = s->dataset.shuffle,
+                                  .drop_last = s->dataset.drop_last,
+                                  .seed = s->dataset.seed,
+                                  .epochs = s->training.epochs,
+                                  .tail = s->training.accumulation_tail};
     TRY(zt_loader_create(&lc, &t->loader, err));
     t->total_steps = s->training.epochs ? zt_loader_windows(t->loader) : s->training.steps;
     if (t->total_steps < 1)
-        TRY(zt_fail(err, ZT_EDATA, "%s: %lld samples in %lld epochs do not fill one optimizer step of "
-                    "%lld sequences; add data, or lower training.global_batch_size", s->dataset.path,
-                    (long long)zt_dataset_samples(t->train_set), (long long)s->training.epochs,
-                    (long long)s->training.global_batch_size));
+        TRY(zt_fail(err, ZT_EDATA,
+                    "%s: %lld samples in %lld epochs do not fill one optimizer step of "
+                    "%lld sequences; add data, or lower training.global_batch_size",
+                    s->dataset.path, (long long)zt_dataset_samples(t->train_set),
+                    (long long)s->training.epochs, (long long)s->training.global_batch_size));
     t->schedule = zt_spec_schedule(s, t->total_steps);
     /* Neither text nor token shards can mask a target, so every window's count is known. */
     t->counts_static = true;
@@ -138,8 +148,8 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
         if (c->rank == 0) TRY(zt_comm_mint(&id, err));
         if (t->hooks->comm_id) TRY(t->hooks->comm_id(t->hooks->arg, c->rank, &id, err));
     }
-    TRY(zt_comm_init(&id, c->rank, c->world, t->device, t->spec->comm.init_timeout_seconds, &t->world,
-                     err));
+    TRY(zt_comm_init(&id, c->rank, c->world, t->device, t->spec->comm.init_timeout_seconds,
+                     &t->world, err));
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
                               c->progress_bytes - ZT_PROGRESS_RING));
@@ -158,8 +168,8 @@ out:
 /* ---- agreement ---- */
 
 /* On a mismatch: which unit differs. per_unit are this rank's sums, all ranks' are gathered. */
-static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_unit, int rank, int other,
-                           struct zt_error *err) {
+static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_unit, int rank,
+                           int other, struct zt_error *err) {
     struct zt_coll_why why = {"", "hash of every unit", t->step, true};
     size_t n = (size_t)t->table.n_units;
     struct zt_hash128 *all = calloc(n * (size_t)t->config->world, sizeof *all);
@@ -171,11 +181,12 @@ static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_un
            !memcmp(&all[(size_t)rank * n + u], &all[(size_t)other * n + u], sizeof *all))
         u++;
     if (rc == 0)
-        rc = zt_fail(err, ZT_EDIVERGED,
-                     "step %lld: rank %d holds other parameters than its replica rank %d, first in unit "
-                     "%s; the run's numbers are not to be trusted: look for a faulty machine or "
-                     "memory on one of the two", (long long)t->step, rank, other,
-                     u < n ? t->table.units[u].name : "?");
+        rc = zt_fail(
+            err, ZT_EDIVERGED,
+            "step %lld: rank %d holds other parameters than its replica rank %d, first in unit "
+            "%s; the run's numbers are not to be trusted: look for a faulty machine or "
+            "memory on one of the two",
+            (long long)t->step, rank, other, u < n ? t->table.units[u].name : "?");
     free(all);
     return rc;
 }
@@ -183,7 +194,7 @@ static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_un
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err) {
     struct zt_coll_why why = {"", "parameter hash", t->step, true};
     struct zt_hash128 own, *units = calloc((size_t)t->table.n_units, sizeof *units);
-    uint64_t (*all)[2] = calloc((size_t)t->config->world, sizeof *all);
+    uint64_t(*all)[2] = calloc((size_t)t->config->world, sizeof *all);
     int rc = 0;
     if (!units || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
     TRY(zt_runtime_parameter_hash(t->runtime, &own, units, err));
@@ -196,7 +207,8 @@ int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struc
         first.replicate = 0;
         if (!cut) first.shard = 0; /* whole parameters: shard ranks are replicas too */
         int other = zt_mesh_rank(t->mesh, first);
-        if (other == i) zt_hash128_add(global, (struct zt_hash128){all[i][0], all[i][1]});
+        if (other == i)
+            zt_hash128_add(global, (struct zt_hash128){all[i][0], all[i][1]});
         else if (memcmp(all[i], all[other], sizeof all[i]))
             TRY(name_divergence(t, units, i, other, err));
     }
@@ -206,7 +218,8 @@ out:
     return rc;
 }
 
-/* Before step 1: the same specification and the same model table everywhere, then the same weights. */
+/* Before step 1: the same specification and the same model table everywhere, then the same weights.
+ */
 static int agree(struct zt_trainer *t, struct zt_error *err) {
     struct zt_coll_why why = {"", "specification", 0, true};
     struct zt_hash128 ignored;
@@ -222,8 +235,10 @@ static int agree(struct zt_trainer *t, struct zt_error *err) {
     TRY(zt_all_gather(t->control, &own, all, 1, ZT_I64, zt_device_compute(t->device), &why, err));
     for (int i = 1; i < t->config->world; i++)
         if (all[i] != all[0])
-            TRY(zt_fail(err, ZT_EMISMATCH, "rank %d runs another specification or model than rank 0; "
-                        "all workers of a run must be given the same run.yaml and version", i));
+            TRY(zt_fail(err, ZT_EMISMATCH,
+                        "rank %d runs another specification or model than rank 0; "
+                        "all workers of a run must be given the same run.yaml and version",
+                        i));
     TRY(zt_trainer_check_hash(t, &ignored, err));
 out:
     free(all);
@@ -231,15 +246,27 @@ out:
 }
 
 static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
-    struct zt_runtime_env env = {
-        .spec = t->spec, .table = &t->table, .mesh = t->mesh, .rank = t->config->rank,
-        .device = t->device, .alloc = t->alloc, .ledger = &t->ledger, .ops = t->ops, .ctx = t->ctx,
-        .world = t->world, .dp_shard = t->dp_shard, .dp_replicate = t->dp_replicate,
-        .control = t->control, .intervals = &t->intervals, .progress = t->config->progress};
+    struct zt_runtime_env env = {.spec = t->spec,
+                                 .table = &t->table,
+                                 .mesh = t->mesh,
+                                 .rank = t->config->rank,
+                                 .device = t->device,
+                                 .alloc = t->alloc,
+                                 .ledger = &t->ledger,
+                                 .ops = t->ops,
+                                 .ctx = t->ctx,
+                                 .world = t->world,
+                                 .dp_shard = t->dp_shard,
+                                 .dp_replicate = t->dp_replicate,
+                                 .control = t->control,
+                                 .intervals = &t->intervals,
+                                 .progress = t->config->progress};
     int rc = zt_runtime_create(&env, &t->runtime, err);
     if (rc) return rc;
-    t->probe = (struct zt_probe){.inner = zt_runtime_source(t->runtime), .device = t->device,
-                                 .intervals = &t->intervals, .progress = t->config->progress};
+    t->probe = (struct zt_probe){.inner = zt_runtime_source(t->runtime),
+                                 .device = t->device,
+                                 .intervals = &t->intervals,
+                                 .progress = t->config->progress};
     return agree(t, err);
 }
 

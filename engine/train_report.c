@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train_report.c: what a step says: memory figures, growth of steady memory, the progress page,
- * reasons. Memory and thread rules: train_int.h. */
+/* engine/train_report.c: what a step says: memory figures, growth of steady memory, the progress
+ * page, reasons. Memory and thread rules: train_int.h. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -28,8 +28,9 @@ void zt_progress_state(struct zt_trainer *t, enum zt_trainer_state s) {
     if (t->device) atomic_store(&g->last_progress_ns, zt_trainer_now(t));
 }
 
-/* Resident memory of this process that is neither a device segment nor a peer's: anonymous pages and
- * file pages (code, libraries). Segments are shared memory and counted in neither. -1: not known. */
+/* Resident memory of this process that is neither a device segment nor a peer's: anonymous pages
+ * and file pages (code, libraries). Segments are shared memory and counted in neither. -1: not
+ * known. */
 static int64_t outside_bytes(void) {
     char line[256];
     int64_t sum = 0, kib;
@@ -37,7 +38,8 @@ static int64_t outside_bytes(void) {
     FILE *f = fopen("/proc/self/status", "re");
     if (!f) return -1;
     while (fgets(line, sizeof line, f))
-        if (sscanf(line, "RssAnon: %" SCNd64, &kib) == 1 || sscanf(line, "RssFile: %" SCNd64, &kib) == 1) {
+        if (sscanf(line, "RssAnon: %" SCNd64, &kib) == 1 ||
+            sscanf(line, "RssFile: %" SCNd64, &kib) == 1) {
             sum += kib * 1024;
             found++;
         }
@@ -57,7 +59,8 @@ void zt_report_window(const struct zt_ledger *l, const struct zt_runtime *r,
     out->persistent[2] = b.optimizer;
 }
 
-static const struct zt_window_peak no_window = {.peak_allocated_bytes = -1, .peak_reserved_bytes = -1};
+static const struct zt_window_peak no_window = {.peak_allocated_bytes = -1,
+                                                .peak_reserved_bytes = -1};
 
 void zt_report_begin(struct zt_trainer *t) {
     struct zt_step_report *r = &t->report;
@@ -77,8 +80,8 @@ void zt_report_begin(struct zt_trainer *t) {
 static void plant_leak(struct zt_trainer *t) {
     void *p = NULL;
     if (t->step > 2 && ZT_FAILPOINT("engine.leak"))
-        zt_malloc(t->alloc, 512, zt_device_compute(t->device), ZT_TAG_ACTIVATIONS, "planted leak", &p,
-                  NULL);
+        zt_malloc(t->alloc, 512, zt_device_compute(t->device), ZT_TAG_ACTIVATIONS, "planted leak",
+                  &p, NULL);
 }
 
 int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
@@ -100,13 +103,14 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
     r->persistent_parameters = b.parameters;
     r->persistent_gradients = b.gradients;
     r->persistent_optimizer = b.optimizer;
-    if (zt_growth_check(&t->growth, l, r->rank, t->step, message, sizeof message) && t->hooks->event)
+    if (zt_growth_check(&t->growth, l, r->rank, t->step, message, sizeof message) &&
+        t->hooks->event)
         t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "MEMORY_GROWTH", message);
     return 0;
 }
 
-/* From the second step of a generation on nothing new should stay. A leak is reported when it appears
- * and each time it has doubled, so that a slow one does not fill the event log. */
+/* From the second step of a generation on nothing new should stay. A leak is reported when it
+ * appears and each time it has doubled, so that a slow one does not fill the event log. */
 bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, int64_t step,
                      char *message, size_t n) {
     int worst = 0;
@@ -122,31 +126,49 @@ bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, i
     for (int i = 1; i < ZT_TAG_COUNT; i++)
         if (llabs(l->block[i] - g->base[i]) > llabs(l->block[worst] - g->base[worst])) worst = i;
     g->reported = more;
-    snprintf(message, n,
-             "rank %d, step %lld: allocated bytes at the end of the step differ from step 2's by %+lld "
-             "(tag %s %+lld bytes)", rank, (long long)step, (long long)more,
-             zt_tag_name((enum zt_tag)worst), (long long)(l->block[worst] - g->base[worst]));
+    snprintf(
+        message, n,
+        "rank %d, step %lld: allocated bytes at the end of the step differ from step 2's by %+lld "
+        "(tag %s %+lld bytes)",
+        rank, (long long)step, (long long)more, zt_tag_name((enum zt_tag)worst),
+        (long long)(l->block[worst] - g->base[worst]));
     return true;
 }
 
 enum zt_reason zt_train_reason(int code, enum zt_stage stage) {
     switch (code) {
-    case 0: return ZT_REASON_NONE;
-    case ZT_EINVAL: case ZT_EUNSUPPORTED: return ZT_REASON_CONFIG_ERROR;
-    case ZT_EVERSION: return ZT_REASON_VERSION_MISMATCH;
-    case ZT_ENAN: return ZT_REASON_NAN_LOSS;
-    case ZT_EOOM: return ZT_REASON_OOM_DEVICE;
-    case ZT_EDATA: return ZT_REASON_DATA_ERROR;
-    case ZT_EDIVERGED: return ZT_REASON_REPLICA_DIVERGED;
-    case ZT_ENOMEM: return ZT_REASON_OOM_HOST;
-    case ZT_EPEER: return ZT_REASON_PEER_LOST;
-    case ZT_ECOMM: case ZT_EMISMATCH: return ZT_REASON_COMM_ERROR;
-    case ZT_ETIMEOUT: case ZT_EUNREACHABLE:
+    case 0:
+        return ZT_REASON_NONE;
+    case ZT_EINVAL:
+    case ZT_EUNSUPPORTED:
+        return ZT_REASON_CONFIG_ERROR;
+    case ZT_EVERSION:
+        return ZT_REASON_VERSION_MISMATCH;
+    case ZT_ENAN:
+        return ZT_REASON_NAN_LOSS;
+    case ZT_EOOM:
+        return ZT_REASON_OOM_DEVICE;
+    case ZT_EDATA:
+        return ZT_REASON_DATA_ERROR;
+    case ZT_EDIVERGED:
+        return ZT_REASON_REPLICA_DIVERGED;
+    case ZT_ENOMEM:
+        return ZT_REASON_OOM_HOST;
+    case ZT_EPEER:
+        return ZT_REASON_PEER_LOST;
+    case ZT_ECOMM:
+    case ZT_EMISMATCH:
+        return ZT_REASON_COMM_ERROR;
+    case ZT_ETIMEOUT:
+    case ZT_EUNREACHABLE:
         return stage == ZT_STAGE_COMM ? ZT_REASON_COMM_INIT_TIMEOUT : ZT_REASON_COMM_TIMEOUT;
-    case ZT_ECANCELLED: return ZT_REASON_USER_CANCEL;
-    case ZT_ENOTFOUND: case ZT_EIO:
+    case ZT_ECANCELLED:
+        return ZT_REASON_USER_CANCEL;
+    case ZT_ENOTFOUND:
+    case ZT_EIO:
         if (stage == ZT_STAGE_DATA || stage == ZT_STAGE_RUN) return ZT_REASON_DATA_ERROR;
         return stage == ZT_STAGE_COMM ? ZT_REASON_COMM_ERROR : ZT_REASON_EXIT_NONZERO;
-    default: return ZT_REASON_EXIT_NONZERO;
+    default:
+        return ZT_REASON_EXIT_NONZERO;
     }
 }

@@ -10,7 +10,11 @@
 enum word { W_LOSS = 0, W_VALID = ZT_FIXSUM_WORDS, W_ROWS, W_INPUT, W_COMM_NS, W_STOP, W_COUNT };
 _Static_assert((int)W_COUNT <= ZT_CONTROL_WORDS, "control message");
 
-struct totals { struct zt_fixsum loss; int64_t valid, rows, least_comm_ns; bool stop; };
+struct totals {
+    struct zt_fixsum loss;
+    int64_t valid, rows, least_comm_ns;
+    bool stop;
+};
 
 static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t comm_ns,
                     struct totals *all, struct zt_error *err) {
@@ -132,8 +136,10 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
                     (long long)t->step, (long long)all.valid, (long long)n_valid));
     report_loss(t, &loss, comm_ns, &all);
     if (!isfinite(r->loss)) /* every rank has the same sum, so all of them stop here */
-        TRY(zt_fail(err, ZT_ENAN, "step %lld: the loss is not finite; no parameter was changed. Lower "
-                    "optimizer.lr or look at the data of this step", (long long)t->step));
+        TRY(zt_fail(err, ZT_ENAN,
+                    "step %lld: the loss is not finite; no parameter was changed. Lower "
+                    "optimizer.lr or look at the data of this step",
+                    (long long)t->step));
     TRY(update(t, err));
     t->stop = all.stop;
     int64_t end = zt_trainer_now(t);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/train_window.c: a window of micro-batches, and the probe at the unit boundaries. Memory and
- * thread rules: train_int.h. */
+/* engine/train_window.c: a window of micro-batches, and the probe at the unit boundaries. Memory
+ * and thread rules: train_int.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,8 +59,8 @@ void zt_window_free(struct zt_window *w) {
 }
 
 int zt_window_valid(const struct zt_window *w, bool counts_static, int dp_size,
-                    struct zt_comm *control, struct zt_stream *compute, int64_t step, int64_t *global,
-                    struct zt_error *err) {
+                    struct zt_comm *control, struct zt_stream *compute, int64_t step,
+                    int64_t *global, struct zt_error *err) {
     struct zt_coll_why why = {"", "valid tokens of the window", step, true};
     *global = w->valid_tokens;
     if (counts_static) {
@@ -77,8 +77,8 @@ static int64_t now(const struct zt_probe *p) { return zt_device_ops(p->device)->
 /* Ends the running compute segment: from here on the runtime works or waits. */
 static int64_t leave_compute(struct zt_probe *p) {
     int64_t t = now(p);
-    struct zt_interval iv = {p->mark_ns, t, ZT_IV_COMPUTE, NULL, p->backward ? "backward" : "forward",
-                             false};
+    struct zt_interval iv = {
+        p->mark_ns, t, ZT_IV_COMPUTE, NULL, p->backward ? "backward" : "forward", false};
     if (t > p->mark_ns && p->intervals && zt_intervals_add(p->intervals, iv)) p->failed = true;
     if (p->progress) atomic_store(&p->progress->last_progress_ns, t);
     return t;

@@ -10,13 +10,17 @@ double zt_clip_coefficient(double norm, double max_norm) {
 }
 
 int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct zt_optim_config *c,
-                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n, double lr,
-                   double clip, int64_t t, struct zt_error *err) {
+                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n,
+                   double lr, double clip, int64_t t, struct zt_error *err) {
     size_t gsize = zt_dtype_size(s->grad_dtype), psize = zt_dtype_size(s->param_dtype);
     for (int i = 0; i < n; i++) {
         const struct zt_optim_run *r = &runs[i];
-        struct zt_adamw_params a = {.lr = lr, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
-                                    .weight_decay = r->decay ? c->weight_decay : 0.0, .step = t,
+        struct zt_adamw_params a = {.lr = lr,
+                                    .beta1 = c->beta1,
+                                    .beta2 = c->beta2,
+                                    .eps = c->eps,
+                                    .weight_decay = r->decay ? c->weight_decay : 0.0,
+                                    .step = t,
                                     .grad_scale = clip};
         const char *g = (const char *)s->grad + (size_t)r->offset * gsize;
         char *p16 = s->param16 ? (char *)s->param16 + (size_t)r->offset * psize : NULL;

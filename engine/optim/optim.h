@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/optim/optim.h: the optimizer's host side: the clip coefficient and AdamW over a slice of flat
- * buffers. The element work is in the operator table. Pure of memory: buffers belong to the caller.
- * Thread rule: the trainer thread (the operators use their pool underneath). */
+/* engine/optim/optim.h: the optimizer's host side: the clip coefficient and AdamW over a slice of
+ * flat buffers. The element work is in the operator table. Pure of memory: buffers belong to the
+ * caller. Thread rule: the trainer thread (the operators use their pool underneath). */
 #ifndef ZT_ENGINE_OPTIM_H
 #define ZT_ENGINE_OPTIM_H
 #include <stdbool.h>
@@ -11,22 +11,29 @@
  * every gradient whatever its value, so that the arithmetic does not depend on it. */
 double zt_clip_coefficient(double norm, double max_norm);
 
-struct zt_optim_config { double beta1, beta2, eps, weight_decay; };
+struct zt_optim_config {
+    double beta1, beta2, eps, weight_decay;
+};
 
 /* A contiguous run of elements that share the weight-decay flag. Alignment gaps inside a run hold
  * zeros in every buffer and stay zeros under AdamW. */
-struct zt_optim_run { int64_t offset, count; bool decay; };
+struct zt_optim_run {
+    int64_t offset, count;
+    bool decay;
+};
 
 /* The same elements in each buffer, offsets counted from these pointers. */
 struct zt_optim_slice {
-    float *value;                        /* master, or the parameters themselves when fp32 */
+    float *value; /* master, or the parameters themselves when fp32 */
     float *m, *v;
-    const void *grad; enum zt_dtype grad_dtype;
-    void *param16; enum zt_dtype param_dtype; /* the stored 16-bit copy beside a master; NULL without */
+    const void *grad;
+    enum zt_dtype grad_dtype;
+    void *param16;
+    enum zt_dtype param_dtype; /* the stored 16-bit copy beside a master; NULL without */
 };
 /* One update of n runs; t is the optimizer step from 1. */
 int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct zt_optim_config *c,
-                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n, double lr,
-                   double clip, int64_t t, struct zt_error *err);
+                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n,
+                   double lr, double clip, int64_t t, struct zt_error *err);
 
 #endif

@@ -12,19 +12,16 @@ struct builder {
     const struct zt_model_table *table;
     const struct zt_layout_options *o;
     struct zt_unit_layout *l;
-    int open;            /* group that still takes tensors, -1 = none */
-    int open_last_unit;  /* last unit put into it */
-    int piece;           /* pieces the current unit was cut into so far */
+    int open;           /* group that still takes tensors, -1 = none */
+    int open_last_unit; /* last unit put into it */
+    int piece;          /* pieces the current unit was cut into so far */
 };
 
-static int64_t aligned(int64_t n) {
-    return zt_ceil_div(n, ZT_ALIGN_ELEMENTS) * ZT_ALIGN_ELEMENTS;
-}
+static int64_t aligned(int64_t n) { return zt_ceil_div(n, ZT_ALIGN_ELEMENTS) * ZT_ALIGN_ELEMENTS; }
 
 static bool in_class(const struct builder *b, const struct zt_tensor_def *d, bool trainable,
                      bool persistent) {
-    return d->frozen == !trainable &&
-           (d->numel <= b->o->persistence_threshold) == persistent;
+    return d->frozen == !trainable && (d->numel <= b->o->persistence_threshold) == persistent;
 }
 
 /* Elements of a unit's tensors of one class, aligned but not padded. */
@@ -43,10 +40,14 @@ static void open_group(struct builder *b, int unit, bool trainable, bool persist
     const char *name = b->table->units[unit].name;
     b->open = b->l->n_groups++;
     b->open_last_unit = -1;
-    *g = (struct zt_flat_group){.dtype = b->o->dtype, .trainable = trainable,
-                                .persistent = persistent, .first_entry = b->l->n_entries};
-    if (b->piece) snprintf(g->name, sizeof g->name, "%.20s.%d", name, b->piece);
-    else snprintf(g->name, sizeof g->name, "%s", name);
+    *g = (struct zt_flat_group){.dtype = b->o->dtype,
+                                .trainable = trainable,
+                                .persistent = persistent,
+                                .first_entry = b->l->n_entries};
+    if (b->piece)
+        snprintf(g->name, sizeof g->name, "%.20s.%d", name, b->piece);
+    else
+        snprintf(g->name, sizeof g->name, "%s", name);
 }
 
 static void add_tensor(struct builder *b, int unit, int tensor) {
@@ -63,8 +64,7 @@ static void add_tensor(struct builder *b, int unit, int tensor) {
             if (n < sizeof g->name - 6) snprintf(g->name + n, sizeof g->name - n, "+1");
         } else if (g->n_units > 1) {
             char *plus = strrchr(g->name, '+');
-            if (plus)
-                snprintf(plus, sizeof g->name - (size_t)(plus - g->name), "+%d", g->n_units);
+            if (plus) snprintf(plus, sizeof g->name - (size_t)(plus - g->name), "+%d", g->n_units);
         }
         g->n_units++;
         b->open_last_unit = unit;

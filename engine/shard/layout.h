@@ -2,11 +2,11 @@
 /* engine/shard/layout.h: where each tensor of the model lies in the flat buffers.
  *
  * A flat group is the atom of storage, padding and collectives: the tensors of one unit with one
- * dtype and one trainability, in table order, each start a multiple of 16 elements, the total padded
- * to a multiple of 16 S. A shard is the contiguous 1/S slice, so a gather or a reduce is one
+ * dtype and one trainability, in table order, each start a multiple of 16 elements, the total
+ * padded to a multiple of 16 S. A shard is the contiguous 1/S slice, so a gather or a reduce is one
  * collective on one buffer with no copy in or out. `bucket_bytes` is applied here and nowhere else:
- * small neighbouring units are merged into one group, big units are cut between tensors (a tensor is
- * never cut; one that is larger than the bucket is a group of its own).
+ * small neighbouring units are merged into one group, big units are cut between tensors (a tensor
+ * is never cut; one that is larger than the bucket is a group of its own).
  *
  * Ownership: zt_unit_layout_free. Immutable after the build; any thread may read it. */
 #ifndef ZT_ENGINE_LAYOUT_H
@@ -15,16 +15,16 @@
 #include "core/layout.h"
 
 struct zt_flat_entry {
-    int tensor, unit;        /* indices into the table */
-    int64_t offset, numel;   /* elements inside the group; numel without padding */
+    int tensor, unit;      /* indices into the table */
+    int64_t offset, numel; /* elements inside the group; numel without padding */
 };
 struct zt_flat_group {
-    char name[32];           /* the unit's name; "block0+2" merged with two more; "root.1" second piece */
+    char name[32]; /* the unit's name; "block0+2" merged with two more; "root.1" second piece */
     enum zt_dtype dtype;
     bool trainable, persistent; /* persistent: stays whole in modes that gather before use */
-    int64_t elements, shard; /* padded total; elements / S */
+    int64_t elements, shard;    /* padded total; elements / S */
     int first_entry, n_entries;
-    int n_units;             /* distinct units with tensors here */
+    int n_units; /* distinct units with tensors here */
 };
 struct zt_unit_layout {
     int shard_degree, n_groups, n_entries, n_units;
@@ -32,23 +32,26 @@ struct zt_unit_layout {
     struct zt_flat_entry *entries; /* by group, table order inside */
     int *entry_of;                 /* tensor -> entry */
     int *group_of;                 /* tensor -> group */
-    int *unit_first, *unit_groups; /* groups of unit u: unit_groups[unit_first[u] .. unit_first[u+1]) */
+    int *unit_first,
+        *unit_groups; /* groups of unit u: unit_groups[unit_first[u] .. unit_first[u+1]) */
 };
 struct zt_layout_options {
     int shard_degree;
-    enum zt_dtype dtype;             /* of the stored parameters */
-    double bucket_bytes;             /* in the reduce dtype; 0 = one group per unit */
+    enum zt_dtype dtype; /* of the stored parameters */
+    double bucket_bytes; /* in the reduce dtype; 0 = one group per unit */
     enum zt_dtype reduce_dtype;
-    int64_t persistence_threshold;   /* tensors up to this many elements are persistent; 0 = none */
+    int64_t persistence_threshold; /* tensors up to this many elements are persistent; 0 = none */
 };
 struct zt_model_table;
 int zt_unit_layout_build(const struct zt_model_table *t, const struct zt_layout_options *o,
                          struct zt_unit_layout *out, struct zt_error *err);
 void zt_unit_layout_free(struct zt_unit_layout *l);
 
-/* The part of entry e inside elements [from, to) of its group: first logical element, its offset from
- * `from`, and the count (0: nothing). */
-struct zt_flat_part { int64_t first, at, count; };
+/* The part of entry e inside elements [from, to) of its group: first logical element, its offset
+ * from `from`, and the count (0: nothing). */
+struct zt_flat_part {
+    int64_t first, at, count;
+};
 struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, int64_t to);
 
 #endif

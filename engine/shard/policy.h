@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/policy.h: a sharding mode is a row of this table, not code. The gather/reduce runtime
- * reads the row. Constant data; any thread. */
+/* engine/shard/policy.h: a sharding mode is a row of this table, not code. The gather/reduce
+ * runtime reads the row. Constant data; any thread. */
 #ifndef ZT_ENGINE_POLICY_H
 #define ZT_ENGINE_POLICY_H
 #include <stdbool.h>
@@ -16,7 +16,7 @@ struct zt_policy {
     enum zt_gather gather;
     enum zt_reduce reduce;
     enum zt_when when;
-    bool supported;          /* false: refused with "not in this version" */
+    bool supported; /* false: refused with "not in this version" */
 };
 const struct zt_policy *zt_policy(enum zt_mode m);
 

@@ -19,8 +19,8 @@
  *   (5) compute -> gather   after the update: the stepped shard may be sent.
  *
  * Waits are issued at fixed points of program order and buffers are freed only after the wait that
- * covers them, so the sequence of allocator calls depends on the program alone. Which edges occur is
- * read from the policy row: ddp uses (1) and (2) only. Ownership and thread rule: runtime.h. */
+ * covers them, so the sequence of allocator calls depends on the program alone. Which edges occur
+ * is read from the policy row: ddp uses (1) and (2) only. Ownership and thread rule: runtime.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,23 +46,28 @@ static int check_mode(const struct zt_runtime_env *env, const struct zt_policy *
                       const struct zt_recipe *recipe, struct zt_error *err) {
     const struct zt_spec *s = env->spec;
     if (!row->supported)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "parallelism.mode: %s is not in this version; use ddp",
+        return zt_fail(err, ZT_EUNSUPPORTED, "parallelism.mode: %s is not in this version; use ddp",
                        zt_mode_name(row->mode));
     if (!recipe || !recipe->supported)
         return zt_fail(err, ZT_EUNSUPPORTED,
-                       "precision.recipe: %s is not in this version; use fp32", s->precision.recipe);
+                       "precision.recipe: %s is not in this version; use fp32",
+                       s->precision.recipe);
     if (s->precision.reduce_dtype != recipe->grad)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "precision.reduce_dtype: %s with %s gradients is not in this version; use %s",
-                       zt_dtype_name(s->precision.reduce_dtype), zt_dtype_name(recipe->grad),
-                       zt_dtype_name(recipe->grad));
+        return zt_fail(
+            err, ZT_EUNSUPPORTED,
+            "precision.reduce_dtype: %s with %s gradients is not in this version; use %s",
+            zt_dtype_name(s->precision.reduce_dtype), zt_dtype_name(recipe->grad),
+            zt_dtype_name(recipe->grad));
     if (env->mesh.tensor != 1)
-        return zt_fail(err, ZT_EUNSUPPORTED, "parallelism.tensor_parallel_degree: %d is not in this "
-                       "version; use 1", env->mesh.tensor);
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "parallelism.tensor_parallel_degree: %d is not in this "
+                       "version; use 1",
+                       env->mesh.tensor);
     if (row->mode == ZT_DDP && env->mesh.shard != 1)
-        return zt_fail(err, ZT_EINVAL, "parallelism.data_parallel_shard_degree: %d, but ddp keeps "
-                       "everything whole and needs 1; use the replicate degree", env->mesh.shard);
+        return zt_fail(err, ZT_EINVAL,
+                       "parallelism.data_parallel_shard_degree: %d, but ddp keeps "
+                       "everything whole and needs 1; use the replicate degree",
+                       env->mesh.shard);
     return 0;
 }
 
@@ -84,8 +89,8 @@ out:
     return rc;
 }
 
-int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row, struct zt_runtime **out,
-              struct zt_error *err) {
+int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
+              struct zt_runtime **out, struct zt_error *err) {
     const struct zt_spec *s = env->spec;
     int rc = 0;
     *out = NULL;
@@ -99,7 +104,8 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row, str
     r->shard_index = zt_mesh_coords(env->mesh, env->rank).shard;
     RT_TRY(check_mode(env, row, r->recipe, err));
     struct zt_layout_options o = {
-        .shard_degree = r->shard, .dtype = r->recipe->param,
+        .shard_degree = r->shard,
+        .dtype = r->recipe->param,
         .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
         .reduce_dtype = s->precision.reduce_dtype,
         .persistence_threshold =
@@ -127,7 +133,8 @@ int zt_runtime_create(const struct zt_runtime_env *env, struct zt_runtime **out,
 void zt_runtime_destroy(struct zt_runtime *r) {
     if (!r) return;
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
-    if (r->reduce) dev->stream_destroy(r->reduce); /* waits for queued work: buffers are free after */
+    if (r->reduce)
+        dev->stream_destroy(r->reduce); /* waits for queued work: buffers are free after */
     if (r->gather) dev->stream_destroy(r->gather);
     rt_state_free(r);
     zt_unit_layout_free(&r->layout);
@@ -175,11 +182,11 @@ int rt_gather(struct zt_runtime *r, struct rt_group *g, const char *reason, stru
     int rc = 0;
     if (!g->full) {
         RT_TRY(zt_malloc(r->env.alloc, (size_t)g->def->elements * zt_dtype_size(t),
-                         zt_device_compute(r->env.device), ZT_TAG_PARAMETERS, g->def->name, &g->full,
-                         err));
+                         zt_device_compute(r->env.device), ZT_TAG_PARAMETERS, g->def->name,
+                         &g->full, err));
     }
-    const void *send = g->full == g->store ? rt_at(g->store, r->shard_index * g->def->shard, t)
-                                           : (char *)g->store;
+    const void *send =
+        g->full == g->store ? rt_at(g->store, r->shard_index * g->def->shard, t) : (char *)g->store;
     RT_TRY(behind_compute(r, g->vacant, r->gather, err)); /* (4), (5) */
     RT_TRY(zt_all_gather(r->env.dp_shard, send, g->full, g->def->shard, t, r->gather, &why, err));
     RT_TRY(collective_done(r, r->gather, g->gathered, err));
@@ -199,8 +206,8 @@ static int reduce(struct zt_runtime *r, struct rt_group *g, struct zt_error *err
     RT_TRY(behind_compute(r, g->ready, r->reduce, err)); /* (1) */
     if (r->shard > 1) {
         if (scatter)
-            RT_TRY(zt_reduce_scatter(r->env.dp_shard, g->grad, part, count, t, ZT_SUM, r->reduce, &why,
-                                     err));
+            RT_TRY(zt_reduce_scatter(r->env.dp_shard, g->grad, part, count, t, ZT_SUM, r->reduce,
+                                     &why, err));
         else
             RT_TRY(zt_all_reduce(r->env.dp_shard, part, count, t, ZT_SUM, r->reduce, &why, err));
     }
@@ -243,8 +250,7 @@ static int group_finished(struct zt_runtime *r, struct rt_group *g, struct zt_er
     int rc = 0;
     bool now = r->policy->when == ZT_WHEN_EVERY_MICRO_STEP || r->last_micro;
     if (!g->def->trainable || !now) return 0;
-    if (r->shard * r->replicate == 1)
-        return r->policy->shard_gradients ? keep_shard(r, g, err) : 0;
+    if (r->shard * r->replicate == 1) return r->policy->shard_gradients ? keep_shard(r, g, err) : 0;
     /* Sharded gradients: one whole buffer in flight at a time bounds the memory. */
     if (r->policy->shard_gradients) RT_TRY(wait_launched(r, err));
     RT_TRY(reduce(r, g, err));
@@ -275,7 +281,8 @@ int zt_runtime_micro_begin(struct zt_runtime *r, int64_t micro, bool last, struc
     if (!r->in_window)
         return zt_fail(err, ZT_EINTERNAL, "micro-step %lld outside a window", (long long)micro);
     r->last_micro = last;
-    for (int i = 0; i < r->layout.n_groups; i++) r->groups[i].units_left = r->groups[i].def->n_units;
+    for (int i = 0; i < r->layout.n_groups; i++)
+        r->groups[i].units_left = r->groups[i].def->n_units;
     return 0;
 }
 
@@ -298,13 +305,15 @@ static int acquire(struct zt_runtime *r, int unit, const char *reason, struct zt
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
         int rc = 0;
         if (g->full) continue;
-        if ((rc = rt_gather(r, g, reason, err)) || (rc = rt_compute_wait(r, g->gathered, err))) /* (3) */
+        if ((rc = rt_gather(r, g, reason, err)) ||
+            (rc = rt_compute_wait(r, g->gathered, err))) /* (3) */
             return rc;
     }
     return 0;
 }
 
-/* Lets gathered copies go. A group shared by several units is gathered again for the next of them. */
+/* Lets gathered copies go. A group shared by several units is gathered again for the next of them.
+ */
 static void release(struct zt_runtime *r, int unit) {
     for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];

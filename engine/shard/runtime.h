@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime.h: the one gather/reduce runtime behind every mode. Owns parameter, gradient
- * and optimizer buffers of this rank, gives units to the model (zt_unit_source), reduces gradients on
- * the communication streams while backward goes on, steps the optimizer, gathers what was updated.
- * The stream/event graph with numbered cross-stream edges is drawn at the top of runtime.c.
+ * and optimizer buffers of this rank, gives units to the model (zt_unit_source), reduces gradients
+ * on the communication streams while backward goes on, steps the optimizer, gathers what was
+ * updated. The stream/event graph with numbered cross-stream edges is drawn at the top of
+ * runtime.c.
  *
  * Owner: the trainer; destroy frees all device memory it holds. After a failure abort the world
  * communicator first, so that destroy does not wait for a collective that cannot end. Thread rule:
@@ -19,18 +20,23 @@ struct zt_runtime;
 struct zt_progress;
 
 struct zt_runtime_env {
-    const struct zt_spec *spec;              /* resolved */
+    const struct zt_spec *spec; /* resolved */
     const struct zt_model_table *table;
-    struct zt_mesh mesh; int rank;
-    struct zt_device *device; struct zt_alloc *alloc; struct zt_ledger *ledger;
-    const struct zt_ops *ops; struct zt_ops_ctx *ctx;
+    struct zt_mesh mesh;
+    int rank;
+    struct zt_device *device;
+    struct zt_alloc *alloc;
+    struct zt_ledger *ledger;
+    const struct zt_ops *ops;
+    struct zt_ops_ctx *ctx;
     struct zt_comm *world, *dp_shard, *dp_replicate, *control; /* control: host-sized messages */
-    struct zt_intervals *intervals;          /* communication, stall and own compute intervals go here */
-    struct zt_progress *progress;            /* touched when a collective ends; may be NULL */
+    struct zt_intervals *intervals; /* communication, stall and own compute intervals go here */
+    struct zt_progress *progress;   /* touched when a collective ends; may be NULL */
 };
 /* Builds the unit layout, allocates parameters (and m, v when eager), draws the weights by logical
  * index (D10). */
-int zt_runtime_create(const struct zt_runtime_env *env, struct zt_runtime **out, struct zt_error *err);
+int zt_runtime_create(const struct zt_runtime_env *env, struct zt_runtime **out,
+                      struct zt_error *err);
 void zt_runtime_destroy(struct zt_runtime *r);
 
 struct zt_unit_source zt_runtime_source(struct zt_runtime *r);
@@ -45,24 +51,28 @@ int zt_runtime_eval_end(struct zt_runtime *r, struct zt_error *err);
 /* Issues the waits for this window's reductions on the compute stream; update does it if it was not
  * done. Apart so that the trainer can read communication times before the update. */
 int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err);
-/* Waits for the reductions, gets the exact gradient norm over all ranks, clips, steps AdamW, gathers
- * (per policy), drops the gradients. grad_norm is the pre-clip norm; non-finite: ZT_ENAN before any
- * parameter is touched. */
+/* Waits for the reductions, gets the exact gradient norm over all ranks, clips, steps AdamW,
+ * gathers (per policy), drops the gradients. grad_norm is the pre-clip norm; non-finite: ZT_ENAN
+ * before any parameter is touched. */
 int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err);
 
 /* Takes the collectives finished since the last call out of the event log: their intervals go to
  * env.intervals, their bytes to the counter. Call it when none is in flight. */
 int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err);
-int64_t zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), control apart */
+int64_t
+zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), control apart */
 
 /* Parameter hash (D12): sum mod 2^128 over this rank's own logical elements; the caller adds ranks.
  * per_unit (may be NULL) has n_units entries that add up to *own. */
-struct zt_hash128 { uint64_t lo, hi; };
+struct zt_hash128 {
+    uint64_t lo, hi;
+};
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
                               struct zt_hash128 *per_unit, struct zt_error *err);
 void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b);
 
-/* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window. */
+/* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window.
+ */
 struct zt_state_bytes zt_runtime_requested(const struct zt_runtime *r);
 /* For tests: logical tensor of this rank's copy (ddp: whole), NULL when not held. Gradients exist
  * from the unit's backward to the update. */

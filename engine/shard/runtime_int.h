@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units, edges),
- * runtime_state.c (buffers, initial weights, hash) and runtime_update.c (norm, optimizer). Private to
- * engine/shard and its tests. */
+/* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units,
+ * edges), runtime_state.c (buffers, initial weights, hash) and runtime_update.c (norm, optimizer).
+ * Private to engine/shard and its tests. */
 #ifndef ZT_ENGINE_RUNTIME_INT_H
 #define ZT_ENGINE_RUNTIME_INT_H
 #include "engine/optim/optim.h"
 #include "engine/shard/layout.h"
 #include "engine/shard/runtime.h"
 
-#define RT_TRY(call)           \
-    do {                       \
-        rc = (call);           \
-        if (rc != 0) goto out; \
+#define RT_TRY(call)                                                                               \
+    do {                                                                                           \
+        rc = (call);                                                                               \
+        if (rc != 0) goto out;                                                                     \
     } while (0)
 
 /* One flat group on this rank. Ranges are in elements of the group. */
@@ -22,14 +22,14 @@ struct rt_group {
     void *store;                     /* stored parameters */
     void *full;                      /* all of them: == store, or gathered, or NULL */
     float *master, *m, *v;           /* own elements; v NULL until state is there */
-    void *grad;                      /* all gradients; NULL before first use and after the reduce/update */
-    void *grad_own;                  /* own gradients summed over micro-steps (sharded gradients) */
-    struct zt_optim_run *runs;       /* own elements by decay flag, offsets from own_from */
+    void *grad;     /* all gradients; NULL before first use and after the reduce/update */
+    void *grad_own; /* own gradients summed over micro-steps (sharded gradients) */
+    struct zt_optim_run *runs; /* own elements by decay flag, offsets from own_from */
     int n_runs;
-    int units_left;                  /* units whose backward of this micro-step is still to end */
-    bool in_flight;                  /* a reduction was queued and not waited for */
-    /* `ready` belongs to the reduce stream, `vacant` to the gather stream: an event is recorded again
-     * only after the wait on its last record is known to be over. */
+    int units_left; /* units whose backward of this micro-step is still to end */
+    bool in_flight; /* a reduction was queued and not waited for */
+    /* `ready` belongs to the reduce stream, `vacant` to the gather stream: an event is recorded
+     * again only after the wait on its last record is known to be over. */
     struct zt_event *ready, *reduced, *vacant, *gathered;
 };
 
@@ -44,19 +44,21 @@ struct zt_runtime {
     int shard_index;
     int64_t step;
     bool last_micro, in_window, evaluating;
-    int *launched; int n_launched;     /* groups with a reduction in flight, in launch order */
+    int *launched;
+    int n_launched; /* groups with a reduction in flight, in launch order */
     int64_t log_seen, sent_bytes;
     int64_t requested_p, requested_o, requested_g, peak_g;
 };
 
 /* zt_runtime_create with the row given; the row may be one that users cannot have yet. */
-int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row, struct zt_runtime **out,
-              struct zt_error *err);
+int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
+              struct zt_runtime **out, struct zt_error *err);
 
 /* runtime_state.c */
-int rt_state_build(struct zt_runtime *r, struct zt_error *err);      /* groups, parameters, weights */
-int rt_state_moments(struct zt_runtime *r, struct zt_error *err);    /* m, v (and master) */
-int rt_gradient_use(struct zt_runtime *r, struct rt_group *g, struct zt_error *err); /* zeroed at first use */
+int rt_state_build(struct zt_runtime *r, struct zt_error *err);   /* groups, parameters, weights */
+int rt_state_moments(struct zt_runtime *r, struct zt_error *err); /* m, v (and master) */
+int rt_gradient_use(struct zt_runtime *r, struct rt_group *g,
+                    struct zt_error *err); /* zeroed at first use */
 int rt_gradient_own(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
 void rt_gradient_drop(struct zt_runtime *r, struct rt_group *g);
 void rt_gradient_own_drop(struct zt_runtime *r, struct rt_group *g);
@@ -69,7 +71,9 @@ int rt_interval(struct zt_runtime *r, enum zt_interval_kind k, const char *name,
                 struct zt_error *err);
 int64_t rt_now(const struct zt_runtime *r);
 
-static inline size_t rt_grad_size(const struct zt_runtime *r) { return zt_dtype_size(r->recipe->grad); }
+static inline size_t rt_grad_size(const struct zt_runtime *r) {
+    return zt_dtype_size(r->recipe->grad);
+}
 static inline char *rt_at(void *base, int64_t elements, enum zt_dtype t) {
     return (char *)base + (size_t)elements * zt_dtype_size(t);
 }

@@ -3,8 +3,8 @@
  * weights; the parameter hash.
  *
  * One buffer per group and kind, from the allocator, under its tag. Which part of a group a rank
- * stores and which it owns (steps, counts, hashes) follows from the policy row alone. Gradients appear
- * at the unit's first backward of a window and go after the update. */
+ * stores and which it owns (steps, counts, hashes) follows from the policy row alone. Gradients
+ * appear at the unit's first backward of a window and go after the update. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +42,10 @@ static int build_runs(struct zt_runtime *r, struct rt_group *g) {
         bool decay = r->env.table->tensors[e->tensor].decay;
         if (!p.count) continue;
         struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-        if (last && last->decay == decay) last->count = p.at + p.count - last->offset;
-        else g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay};
+        if (last && last->decay == decay)
+            last->count = p.at + p.count - last->offset;
+        else
+            g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay};
     }
     return 0;
 }
@@ -69,8 +71,9 @@ static int draw(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) 
         void *at = rt_at(g->store, p.at, t);
         if (!p.count) continue;
         if (d->init == ZT_INIT_NORMAL)
-            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)e->tensor,
-                                  (uint64_t)p.first, p.count, d->init_std, err);
+            rc =
+                ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)e->tensor,
+                                 (uint64_t)p.first, p.count, d->init_std, err);
         else if (d->init == ZT_INIT_ONE)
             rc = ops->fill(r->env.ctx, t, at, 1.0f, p.count, err);
     }
@@ -129,7 +132,8 @@ int rt_state_moments(struct zt_runtime *r, struct zt_error *err) {
 
 static int gradient_buffer(struct zt_runtime *r, struct rt_group *g, int64_t elements,
                            const char *what, void **out, struct zt_error *err) {
-    int rc = buffer(r, g, elements, r->recipe->grad, ZT_TAG_GRADIENTS, what, out, &r->requested_g, err);
+    int rc =
+        buffer(r, g, elements, r->recipe->grad, ZT_TAG_GRADIENTS, what, out, &r->requested_g, err);
     if (rc) return rc;
     if (r->requested_g > r->peak_g) r->peak_g = r->requested_g;
     int64_t start = rt_now(r);
@@ -201,8 +205,10 @@ static void put_le(unsigned char *p, uint64_t v, int bytes) {
 static uint32_t bits_at(const struct rt_group *g, int64_t own_at) {
     uint32_t bits;
     int64_t at = g->own_from - g->store_from + own_at;
-    if (g->master) memcpy(&bits, g->master + own_at, sizeof bits);
-    else if (g->def->dtype == ZT_F32) memcpy(&bits, (const float *)g->store + at, sizeof bits);
+    if (g->master)
+        memcpy(&bits, g->master + own_at, sizeof bits);
+    else if (g->def->dtype == ZT_F32)
+        memcpy(&bits, (const float *)g->store + at, sizeof bits);
     else {
         ZT_ASSERT(g->def->dtype == ZT_BF16); /* no recipe stores anything else without a master */
         uint16_t half;

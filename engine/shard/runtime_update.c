@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/runtime_update.c: the end of a window: exact gradient norm, clip, AdamW, the gather of
- * what was stepped, and the accounting of finished collectives. Ownership and thread rule: runtime.h.
+/* engine/shard/runtime_update.c: the end of a window: exact gradient norm, clip, AdamW, the gather
+ * of what was stepped, and the accounting of finished collectives. Ownership and thread rule:
+ * runtime.h.
  *
  * The norm is a sum of squares in integer limbs (core/fixsum.h): the same number for any cut of the
  * gradients over ranks, so clipping cannot make modes differ. Padding and alignment gaps are left
@@ -63,10 +64,13 @@ static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, doubl
     struct zt_optim_config c = {s->optimizer.beta1, s->optimizer.beta2, s->optimizer.eps,
                                 s->optimizer.weight_decay};
     void *stored = rt_at(g->store, g->own_from - g->store_from, g->def->dtype);
-    struct zt_optim_slice slice = {
-        .value = g->master ? g->master : stored, .m = g->m, .v = g->v,
-        .grad = own_gradient(r, g), .grad_dtype = r->recipe->grad,
-        .param16 = g->master ? stored : NULL, .param_dtype = g->def->dtype};
+    struct zt_optim_slice slice = {.value = g->master ? g->master : stored,
+                                   .m = g->m,
+                                   .v = g->v,
+                                   .grad = own_gradient(r, g),
+                                   .grad_dtype = r->recipe->grad,
+                                   .param16 = g->master ? stored : NULL,
+                                   .param_dtype = g->def->dtype};
     return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, clip, r->step,
                           err);
 }
@@ -93,9 +97,11 @@ int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct
     int64_t start = rt_now(r);
     RT_TRY(gradient_norm(r, grad_norm, err));
     if (!isfinite(*grad_norm))
-        RT_TRY(zt_fail(err, ZT_ENAN,
-                       "step %lld: the gradient norm is not finite; no parameter was changed. Lower "
-                       "optimizer.lr or look at the data of this step", (long long)r->step));
+        RT_TRY(
+            zt_fail(err, ZT_ENAN,
+                    "step %lld: the gradient norm is not finite; no parameter was changed. Lower "
+                    "optimizer.lr or look at the data of this step",
+                    (long long)r->step));
     RT_TRY(rt_state_moments(r, err));
     double clip = zt_clip_coefficient(*grad_norm, r->env.spec->optimizer.max_norm);
     for (int i = 0; i < r->layout.n_groups; i++)
@@ -115,14 +121,15 @@ out:
 
 /* Records hold a copy of the group's name; intervals want a string that lives on. */
 static const char *group_name(const char *name) {
-    static const char *const names[] = {"dp_shard", "dp_replicate", "tensor", "dp", "control", "world"};
+    static const char *const names[] = {"dp_shard", "dp_replicate", "tensor",
+                                        "dp",       "control",      "world"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return names[i];
     return "other";
 }
 
 static int take(struct zt_runtime *r, const struct zt_coll_record *c, struct zt_error *err) {
-    struct zt_interval iv = {c->start_ns, c->end_ns, ZT_IV_COMM, group_name(c->group),
+    struct zt_interval iv = {c->start_ns,           c->end_ns, ZT_IV_COMM, group_name(c->group),
                              zt_coll_name(c->kind), c->control};
     if (!c->control) r->sent_bytes += c->sent_bytes;
     if (!r->env.intervals || c->end_ns <= c->start_ns) return 0;

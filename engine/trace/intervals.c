@@ -9,8 +9,14 @@
 
 #include "core/error.h"
 
-struct span { int64_t from, to; const struct zt_interval *source; };
-struct spans { struct span *items; size_t n; };
+struct span {
+    int64_t from, to;
+    const struct zt_interval *source;
+};
+struct spans {
+    struct span *items;
+    size_t n;
+};
 
 void zt_intervals_begin_step(struct zt_intervals *iv, int64_t now_ns) {
     iv->n = 0;
@@ -43,8 +49,9 @@ static int by_start(const void *a, const void *b) {
 
 #define KIND(k) (1u << (k))
 
-/* Intervals of the kinds in `mask`, clipped to the step, sorted by start and made disjoint: each span
- * keeps only what no earlier-started one covers, so spans are the union and also say who owns it. */
+/* Intervals of the kinds in `mask`, clipped to the step, sorted by start and made disjoint: each
+ * span keeps only what no earlier-started one covers, so spans are the union and also say who owns
+ * it. */
 static int spans_of(const struct zt_intervals *iv, unsigned mask, int64_t end, struct spans *out) {
     out->n = 0;
     out->items = malloc((iv->n ? iv->n : 1) * sizeof *out->items);
@@ -138,7 +145,8 @@ int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt
     if ((rc = spans_of(iv, KIND(ZT_IV_COMPUTE), end_ns, &compute)) ||
         (rc = spans_of(iv, KIND(ZT_IV_COMM), end_ns, &comm)) ||
         (rc = spans_of(iv, KIND(ZT_IV_STALL), end_ns, &stall)) ||
-        (rc = spans_of(iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_COMM) | KIND(ZT_IV_COPY), end_ns, &busy)))
+        (rc = spans_of(iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_COMM) | KIND(ZT_IV_COPY), end_ns,
+                       &busy)))
         goto out;
     int64_t step = end_ns > iv->step_start_ns ? end_ns - iv->step_start_ns : 0;
     int64_t exposed = exposed_of(&comm, &compute, out);

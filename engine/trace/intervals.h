@@ -12,26 +12,34 @@ enum zt_interval_kind { ZT_IV_COMPUTE = 0, ZT_IV_COMM, ZT_IV_COPY, ZT_IV_STALL }
 struct zt_interval {
     int64_t start_ns, end_ns;
     enum zt_interval_kind kind;
-    const char *group;   /* comm: "dp_shard", ...; static string */
-    const char *name;    /* comm: collective kind; compute: segment; static string */
-    bool control;        /* comm of the control group: counted apart, never in exposed */
+    const char *group; /* comm: "dp_shard", ...; static string */
+    const char *name;  /* comm: collective kind; compute: segment; static string */
+    bool control;      /* comm of the control group: counted apart, never in exposed */
 };
-struct zt_intervals { struct zt_interval *items; size_t n, cap; int64_t step_start_ns; };
+struct zt_intervals {
+    struct zt_interval *items;
+    size_t n, cap;
+    int64_t step_start_ns;
+};
 
 #define ZT_EXPOSED_BY_MAX 12
 struct zt_exposed {
     double step_seconds, compute_seconds, comm_seconds, exposed_comm_seconds, overlapped_seconds,
         stall_seconds, tail_seconds, idle_seconds;
     int n_by; /* sums to exposed_comm_seconds; more than 12 pairs: the last row is "other" */
-    struct { const char *group, *kind; double seconds; } by[ZT_EXPOSED_BY_MAX]; /* exposed per group and kind */
+    struct {
+        const char *group, *kind;
+        double seconds;
+    } by[ZT_EXPOSED_BY_MAX]; /* exposed per group and kind */
 };
 void zt_intervals_begin_step(struct zt_intervals *iv, int64_t now_ns); /* drops the previous step */
 int zt_intervals_add(struct zt_intervals *iv, struct zt_interval item); /* ZT_ENOMEM */
-/* Union of the communication intervals so far, control left out (the straggler figure); 0 or ZT_ENOMEM. */
+/* Union of the communication intervals so far, control left out (the straggler figure); 0 or
+ * ZT_ENOMEM. */
 int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t *ns);
-/* Everything is clipped to [step_start, end]. tail = communication after the last compute interval of
- * the step. An instant of exposed time belongs to the earliest-started collective that runs then.
- * 0 or ZT_ENOMEM. */
+/* Everything is clipped to [step_start, end]. tail = communication after the last compute interval
+ * of the step. An instant of exposed time belongs to the earliest-started collective that runs
+ * then. 0 or ZT_ENOMEM. */
 int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
 void zt_intervals_free(struct zt_intervals *iv);
 

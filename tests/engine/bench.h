@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/bench.h: one rank with a device, communicators, a small GPT-2 and the sharding runtime,
- * fed with made-up tokens: token k of a sample is a function of the sample's number alone, so any
- * division over ranks and micro-steps trains on the same data. For forked ranks (see ranks.h). */
+/* tests/engine/bench.h: one rank with a device, communicators, a small GPT-2 and the sharding
+ * runtime, fed with made-up tokens: token k of a sample is a function of the sample's number alone,
+ * so any division over ranks and micro-steps trains on the same data. For forked ranks (see
+ * ranks.h). */
 #ifndef ZT_TESTS_ENGINE_BENCH_H
 #define ZT_TESTS_ENGINE_BENCH_H
 #include "core/rng.h"
@@ -17,7 +18,7 @@ struct bench_options {
     int shard;                   /* shard degree, 0 = 1 */
     size_t capacity;             /* 0 = 64 MiB */
     int threads;
-    bool no_overlap;             /* options that run.yaml does not open yet */
+    bool no_overlap; /* options that run.yaml does not open yet */
     double bucket_mib;
 };
 struct bench {
@@ -39,12 +40,13 @@ struct bench {
 
 static inline int bench_spec(struct bench *b, const struct bench_options *o, struct zt_error *e) {
     char text[2048];
-    snprintf(text, sizeof text,
-             "version: 1\nname: bench\n"
-             "model: {family: gpt2, layers: 3, heads: 2, dim: 32, vocab_size: 64, seq_len_max: %d}\n"
-             "dataset: {path: /nowhere, tokenizer: none}\n"
-             "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
-             BENCH_T, BENCH_T, o->more ? o->more : "");
+    snprintf(
+        text, sizeof text,
+        "version: 1\nname: bench\n"
+        "model: {family: gpt2, layers: 3, heads: 2, dim: 32, vocab_size: 64, seq_len_max: %d}\n"
+        "dataset: {path: /nowhere, tokenizer: none}\n"
+        "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
+        BENCH_T, BENCH_T, o->more ? o->more : "");
     int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
     if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
     if (rc) return rc;
@@ -89,11 +91,20 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));
     RT_TRY(bench_split(b, ZT_AXIS_REPLICATE, "dp_replicate", &b->dp_replicate, e));
     RT_TRY(bench_split(b, ZT_AXIS_WORLD, "control", &b->control, e));
-    struct zt_runtime_env re = {.spec = &b->spec, .table = &b->table, .mesh = b->mesh, .rank = rank,
-                                .device = b->device, .alloc = b->alloc, .ledger = &b->ledger,
-                                .ops = zt_ops_cpu(), .ctx = b->ctx, .world = b->comm,
-                                .dp_shard = b->dp_shard, .dp_replicate = b->dp_replicate,
-                                .control = b->control, .intervals = &b->intervals};
+    struct zt_runtime_env re = {.spec = &b->spec,
+                                .table = &b->table,
+                                .mesh = b->mesh,
+                                .rank = rank,
+                                .device = b->device,
+                                .alloc = b->alloc,
+                                .ledger = &b->ledger,
+                                .ops = zt_ops_cpu(),
+                                .ctx = b->ctx,
+                                .world = b->comm,
+                                .dp_shard = b->dp_shard,
+                                .dp_replicate = b->dp_replicate,
+                                .control = b->control,
+                                .intervals = &b->intervals};
     RT_TRY(rt_create(&re, o->row ? o->row : zt_policy(b->spec.parallelism.mode), &b->runtime, e));
     RT_TRY(zt_malloc(b->alloc, BENCH_ROWS * BENCH_T * 4, zt_device_compute(b->device),
                      ZT_TAG_ACTIVATIONS, "tokens", &p, e));
@@ -137,10 +148,10 @@ static inline void bench_row(struct bench *b, int64_t at, int64_t sample) {
     }
 }
 
-/* Forward and backward of a window over samples [first, first + n): `micros` micro-steps, rows dealt to
- * ranks in turn inside each. Leaves the reduced gradients where they are. */
-static inline int bench_window(struct bench *b, int64_t step, int64_t first, int64_t n, int64_t micros,
-                               struct zt_error *e) {
+/* Forward and backward of a window over samples [first, first + n): `micros` micro-steps, rows
+ * dealt to ranks in turn inside each. Leaves the reduced gradients where they are. */
+static inline int bench_window(struct bench *b, int64_t step, int64_t first, int64_t n,
+                               int64_t micros, struct zt_error *e) {
     struct zt_unit_source s = zt_runtime_source(b->runtime);
     struct zt_fixsum loss;
     int64_t valid = 0, rows = n / micros / b->world;
@@ -152,8 +163,8 @@ static inline int bench_window(struct bench *b, int64_t step, int64_t first, int
         for (int64_t i = 0; i < rows; i++) bench_row(b, i, first + (m * rows + i) * b->world + dp);
         struct zt_batch batch = {b->tokens, b->targets, rows, BENCH_T};
         RT_TRY(zt_runtime_micro_begin(b->runtime, m, m == micros - 1, e));
-        RT_TRY(zt_model_step(b->model, &s, &batch, (float)(1.0 / (double)(n * BENCH_T)), true, false,
-                             &loss, &valid, e));
+        RT_TRY(zt_model_step(b->model, &s, &batch, (float)(1.0 / (double)(n * BENCH_T)), true,
+                             false, &loss, &valid, e));
     }
     RT_TRY(zt_runtime_wait_gradients(b->runtime, e));
     b->loss = zt_fixsum_value(&loss) / (double)(n * BENCH_T); /* this rank's part */
@@ -161,8 +172,8 @@ out:
     return rc;
 }
 
-static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64_t n, int64_t micros,
-                             struct zt_error *e) {
+static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64_t n,
+                             int64_t micros, struct zt_error *e) {
     int rc = bench_window(b, step, first, n, micros, e);
     if (rc == 0) rc = zt_runtime_update(b->runtime, 1e-2, &b->norm, e);
     if (rc == 0) rc = zt_runtime_collect(b->runtime, e);
@@ -180,7 +191,10 @@ static inline const struct zt_policy *bench_mode(enum zt_mode m) {
 }
 
 #define BENCH_STEPS 4
-struct bench_result { uint64_t hash[2]; double norm, loss; };
+struct bench_result {
+    uint64_t hash[2];
+    double norm, loss;
+};
 struct bench_job {
     struct ranks_shared shared;
     struct bench_options o;

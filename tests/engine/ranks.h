@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tests/engine/ranks.h: several ranks of one host without daemons: forked processes that share one
- * mapping. A rank returns 0 when all is well; it must not use Criterion's assertions (they belong to
- * the test's process): EXPECT prints and returns 1. Everything is bounded in time by ranks_run. */
+ * mapping. A rank returns 0 when all is well; it must not use Criterion's assertions (they belong
+ * to the test's process): EXPECT prints and returns 1. Everything is bounded in time by ranks_run.
+ */
 #ifndef ZT_TESTS_RANKS_H
 #define ZT_TESTS_RANKS_H
 #include <errno.h>
@@ -19,17 +20,20 @@
 #include "engine/comm/comm.h"
 
 #define RANKS_MAX 8
-#define EXPECT(condition, ...)                                          \
-    do {                                                                \
-        if (!(condition)) {                                             \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            fprintf(stderr, __VA_ARGS__);                               \
-            fputc('\n', stderr);                                        \
-            return 1;                                                   \
-        }                                                               \
+#define EXPECT(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+            return 1;                                                                              \
+        }                                                                                          \
     } while (0)
 
-struct ranks_shared { _Atomic int minted; struct zt_comm_id id; };
+struct ranks_shared {
+    _Atomic int minted;
+    struct zt_comm_id id;
+};
 
 static inline void *ranks_map(size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -76,7 +80,8 @@ static inline int ranks_run(int world, double limit_s, int (*fn)(int rank, int w
             if (getppid() != parent) _exit(99);
             int code = fn(r, world, arg);
             fflush(NULL);
-            _exit(code); /* no leak check: LeakSanitizer cannot stop the threads of a forked child */
+            _exit(
+                code); /* no leak check: LeakSanitizer cannot stop the threads of a forked child */
         }
     }
     for (double end = ranks_seconds() + limit_s; left; ranks_pause()) {

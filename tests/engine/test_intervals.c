@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/test_intervals.c: exposed communication by unions. The first case and its figures are
- * the reference example of docs/internals.md, worked out by hand; the random case is compared with a
- * count over every nanosecond. */
+/* tests/engine/test_intervals.c: exposed communication by unions. The first case and its figures
+ * are the reference example of docs/internals.md, worked out by hand; the random case is compared
+ * with a count over every nanosecond. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +25,8 @@ Test(intervals, reference_example) {
     static const int64_t compute[][2] = {{0, 10}, {12, 20}, {18, 30}, {35, 40}};
     static const int64_t comm[][2] = {{5, 15}, {14, 18}, {28, 38}, {45, 50}};
     for (int i = 0; i < 4; i++) add(&iv, compute[i][0], compute[i][1], ZT_IV_COMPUTE, NULL, "c");
-    for (int i = 0; i < 4; i++) add(&iv, comm[i][0], comm[i][1], ZT_IV_COMM, "dp_shard", "all_gather");
+    for (int i = 0; i < 4; i++)
+        add(&iv, comm[i][0], comm[i][1], ZT_IV_COMM, "dp_shard", "all_gather");
     cr_assert_eq(zt_intervals_finish(&iv, 52, &e), 0);
     cr_assert_eq(ns(e.step_seconds), 52);
     cr_assert_eq(ns(e.compute_seconds), 33);
@@ -53,7 +54,8 @@ Test(intervals, split_by_owner_of_the_instant) {
     add(&iv, 110, 125, ZT_IV_STALL, NULL, "wait");
     add(&iv, 120, 128, ZT_IV_STALL, NULL, "wait");
     cr_assert_eq(zt_intervals_add(&iv, (struct zt_interval){100, 140, ZT_IV_COMM, "control",
-                                                            "all_gather", true}), 0);
+                                                            "all_gather", true}),
+                 0);
     cr_assert_eq(zt_intervals_finish(&iv, 140, &e), 0);
     cr_assert_eq(e.n_by, 2);
     cr_assert_str_eq(e.by[0].group, "dp_shard");

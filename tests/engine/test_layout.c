@@ -20,8 +20,8 @@ static struct zt_model_table table_of(const char *preset) {
 }
 
 static struct zt_unit_layout build(const struct zt_model_table *t, int S, double bucket) {
-    struct zt_layout_options o = {.shard_degree = S, .dtype = ZT_F32, .bucket_bytes = bucket,
-                                  .reduce_dtype = ZT_F32};
+    struct zt_layout_options o = {
+        .shard_degree = S, .dtype = ZT_F32, .bucket_bytes = bucket, .reduce_dtype = ZT_F32};
     struct zt_unit_layout l;
     struct zt_error err = {0};
     cr_assert_eq(zt_unit_layout_build(t, &o, &l, &err), 0, "%s", err.msg);
@@ -99,13 +99,13 @@ Test(layout, frozen_tensors_have_their_own_groups) {
 static struct zt_model_table toy(struct zt_tensor_def *tensors, struct zt_unit_def *units) {
     static const int64_t numel[4] = {16, 16, 100, 16};
     for (int i = 0; i < 4; i++) {
-        tensors[i] = (struct zt_tensor_def){.unit = i, .ndim = 1, .shape = {numel[i], 1},
-                                            .numel = numel[i], .tp_dim = -1};
+        tensors[i] = (struct zt_tensor_def){
+            .unit = i, .ndim = 1, .shape = {numel[i], 1}, .numel = numel[i], .tp_dim = -1};
         units[i] = (struct zt_unit_def){.first_tensor = i, .n_tensors = 1};
         snprintf(units[i].name, sizeof units[i].name, "u%d", i);
     }
-    return (struct zt_model_table){.n_tensors = 4, .n_units = 4, .tensors = tensors, .units = units,
-                                   .parameters = 148};
+    return (struct zt_model_table){
+        .n_tensors = 4, .n_units = 4, .tensors = tensors, .units = units, .parameters = 148};
 }
 
 Test(layout, buckets_merge_small_units_and_leave_big_tensors_alone) {
@@ -145,8 +145,8 @@ Test(layout, buckets_cut_big_units_between_tensors) {
 
 Test(layout, persistent_tensors_form_second_groups) {
     struct zt_model_table t = table_of("gpt2-nano");
-    struct zt_layout_options o = {.shard_degree = 2, .dtype = ZT_F32, .reduce_dtype = ZT_F32,
-                                  .persistence_threshold = 512};
+    struct zt_layout_options o = {
+        .shard_degree = 2, .dtype = ZT_F32, .reduce_dtype = ZT_F32, .persistence_threshold = 512};
     struct zt_unit_layout l;
     cr_assert_eq(zt_unit_layout_build(&t, &o, &l, NULL), 0);
     check_sound(&t, &l, 2);
@@ -178,7 +178,8 @@ Test(layout, parts_tile_the_tensors) {
 }
 
 Test(policy, rows) {
-    for (int m = 0; m < ZT_MODE_COUNT; m++) cr_assert_eq(zt_policy((enum zt_mode)m)->mode, (enum zt_mode)m);
+    for (int m = 0; m < ZT_MODE_COUNT; m++)
+        cr_assert_eq(zt_policy((enum zt_mode)m)->mode, (enum zt_mode)m);
     const struct zt_policy *d = zt_policy(ZT_DDP);
     cr_assert(!d->shard_parameters && !d->shard_gradients && !d->shard_optimizer);
     cr_assert_eq(d->gather, ZT_GATHER_NEVER);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/test_optim.c: the clip coefficient and AdamW over runs. Expected values: PyTorch 1.13,
- * torch.optim.AdamW (lr 1e-3, betas .9 .95, eps 1e-8) and clip_grad_norm_, on the inputs below. */
+/* tests/engine/test_optim.c: the clip coefficient and AdamW over runs. Expected values:
+ * PyTorch 1.13, torch.optim.AdamW (lr 1e-3, betas .9 .95, eps 1e-8) and clip_grad_norm_, on the
+ * inputs below. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -33,10 +34,10 @@ static void three_steps(double wd, const struct zt_optim_run *runs, int n, float
     float m[4] = {0}, v[4] = {0}, g[4];
     for (int t = 1; t <= 3; t++) {
         for (int i = 0; i < 4; i++) g[i] = (float)((double)grads[t - 1][i] / scale);
-        struct zt_optim_slice s = {.value = p, .m = m, .v = v, .grad = g, .grad_dtype = ZT_F32,
-                                   .param_dtype = ZT_F32};
-        cr_assert_eq(zt_optim_adamw(zt_ops_cpu(), x, &c, &s, runs, n, 1e-3, scale, t, &err), 0, "%s",
-                     err.msg);
+        struct zt_optim_slice s = {
+            .value = p, .m = m, .v = v, .grad = g, .grad_dtype = ZT_F32, .param_dtype = ZT_F32};
+        cr_assert_eq(zt_optim_adamw(zt_ops_cpu(), x, &c, &s, runs, n, 1e-3, scale, t, &err), 0,
+                     "%s", err.msg);
     }
     zt_ops_cpu_destroy(x);
 }
@@ -66,7 +67,8 @@ Test(optim, runs_touch_their_elements_with_their_decay) {
     cr_assert_eq(p[3], 3.0f);
 }
 
-/* The clip coefficient multiplies the gradient: gradients four times as large, times 1/4, are the same. */
+/* The clip coefficient multiplies the gradient: gradients four times as large, times 1/4, are the
+ * same. */
 Test(optim, scale_is_applied_to_the_gradient) {
     struct zt_optim_run all = {0, 4, true};
     float p[4] = {1, -2, .5f, 3}, q[4] = {1, -2, .5f, 3};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/test_runtime.c: the sharding runtime on forked ranks: bytes against the formulas, bits
- * against one rank and between modes, order and bytes of collectives, and what must fail. */
+/* tests/engine/test_runtime.c: the sharding runtime on forked ranks: bytes against the formulas,
+ * bits against one rank and between modes, order and bytes of collectives, and what must fail. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -37,7 +37,8 @@ Test(runtime, replicas_are_equal_and_worlds_agree, .timeout = 200) {
         struct bench_job *j = run(world, (struct bench_options){0}, 12, 1);
         for (int s = 0; s <= BENCH_STEPS; s++) {
             for (int r = 1; r < world; r++)
-                cr_assert_arr_eq(j->r[s][r].hash, j->r[s][0].hash, 16, "world %d step %d", world, s);
+                cr_assert_arr_eq(j->r[s][r].hash, j->r[s][0].hash, 16, "world %d step %d", world,
+                                 s);
             if (!s) {
                 cr_assert_arr_eq(j->r[0][0].hash, one->r[0][0].hash, 16, "weights drawn by index");
                 continue;
@@ -59,8 +60,10 @@ Test(runtime, threads_do_not_change_bits, .timeout = 100) {
 /* Overlap, bucket sizes and lazy state change when things happen, never what comes out. */
 Test(runtime, options_do_not_change_bits, .timeout = 400) {
     struct bench_job *plain = run(2, (struct bench_options){0}, 8, 2);
-    const struct bench_options other[] = {{.no_overlap = true}, {.bucket_mib = 0.004},
-                                          {.bucket_mib = 0.06}, {.bucket_mib = 100},
+    const struct bench_options other[] = {{.no_overlap = true},
+                                          {.bucket_mib = 0.004},
+                                          {.bucket_mib = 0.06},
+                                          {.bucket_mib = 100},
                                           {.more = "optimizer: {state_init: lazy}\n"}};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         struct bench_job *j = run(2, other[i], 8, 2);
@@ -70,7 +73,8 @@ Test(runtime, options_do_not_change_bits, .timeout = 400) {
         }
     }
     for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
-        struct bench_job *base = run(2, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 8, 2);
+        struct bench_job *base =
+            run(2, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 8, 2);
         for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
             struct bench_options o = other[i];
             o.row = bench_mode((enum zt_mode)m);
@@ -83,7 +87,8 @@ Test(runtime, options_do_not_change_bits, .timeout = 400) {
     }
 }
 
-/* Every mode gives ddp's bits at the same number of ranks (one micro-step: both classes are one). */
+/* Every mode gives ddp's bits at the same number of ranks (one micro-step: both classes are one).
+ */
 Test(runtime, modes_are_bitwise_equal, .timeout = 400) {
     for (int world = 2; world <= 4; world++) {
         struct bench_job *ddp = run(world, (struct bench_options){0}, 12, 1);
@@ -103,9 +108,12 @@ Test(runtime, modes_are_bitwise_equal, .timeout = 400) {
 /* Accumulation: zero1 reduces once like ddp; zero2, zero3 and fsdp reduce every micro-step. */
 Test(runtime, accumulation_classes, .timeout = 200) {
     struct bench_job *ddp = run(2, (struct bench_options){0}, 12, 3);
-    struct bench_job *z1 = run(2, (struct bench_options){.row = bench_mode(ZT_ZERO1), .shard = 2}, 12, 3);
-    struct bench_job *z2 = run(2, (struct bench_options){.row = bench_mode(ZT_ZERO2), .shard = 2}, 12, 3);
-    struct bench_job *z3 = run(2, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 2}, 12, 3);
+    struct bench_job *z1 =
+        run(2, (struct bench_options){.row = bench_mode(ZT_ZERO1), .shard = 2}, 12, 3);
+    struct bench_job *z2 =
+        run(2, (struct bench_options){.row = bench_mode(ZT_ZERO2), .shard = 2}, 12, 3);
+    struct bench_job *z3 =
+        run(2, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 2}, 12, 3);
     for (int s = 1; s <= BENCH_STEPS; s++) {
         cr_assert_eq(model_hash(ddp, s, 1).lo, model_hash(z1, s, 2).lo);
         cr_assert_eq(model_hash(z2, s, 2).lo, model_hash(z3, s, 2).lo);
@@ -117,7 +125,8 @@ Test(runtime, accumulation_classes, .timeout = 200) {
 Test(runtime, hybrid_replicas_agree, .timeout = 200) {
     struct bench_job *ddp = run(4, (struct bench_options){0}, 12, 1);
     for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
-        struct bench_job *j = run(4, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 12, 1);
+        struct bench_job *j =
+            run(4, (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = 2}, 12, 1);
         for (int s = 0; s <= BENCH_STEPS; s++) {
             cr_assert_arr_eq(j->r[s][0].hash, j->r[s][2].hash, 16);
             cr_assert_arr_eq(j->r[s][1].hash, j->r[s][3].hash, 16);
@@ -129,7 +138,8 @@ Test(runtime, hybrid_replicas_agree, .timeout = 200) {
 /* A shard axis of one is not an excuse to train alone: replicate 4 x shard 1 equals ddp. */
 Test(runtime, shard_axis_of_one_still_reduces, .timeout = 200) {
     struct bench_job *ddp = run(4, (struct bench_options){0}, 12, 1);
-    struct bench_job *j = run(4, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 1}, 12, 1);
+    struct bench_job *j =
+        run(4, (struct bench_options){.row = bench_mode(ZT_FSDP), .shard = 1}, 12, 1);
     for (int s = 0; s <= BENCH_STEPS; s++)
         for (int r = 0; r < 4; r++) cr_assert_arr_eq(j->r[s][r].hash, ddp->r[s][0].hash, 16);
 }
@@ -142,8 +152,8 @@ static int bytes_rank(int rank, int world, void *arg) {
     struct zt_error e = {0};
     int shard = j->o.shard ? j->o.shard : 1;
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
-    struct zt_state_bytes want = zt_state_formula(&b.table, b.spec.parallelism.mode, shard,
-                                                  zt_recipe_find("fp32"));
+    struct zt_state_bytes want =
+        zt_state_formula(&b.table, b.spec.parallelism.mode, shard, zt_recipe_find("fp32"));
     for (int s = 1; s <= 2; s++) {
         OK(bench_window(&b, s, 0, j->global, j->micros, &e));
         struct zt_state_bytes at = zt_runtime_requested(b.runtime);
@@ -172,10 +182,12 @@ Test(runtime, bytes_equal_the_formulas, .timeout = 200) {
     for (int world = 1; world <= 4; world++)
         for (int m = ZT_DDP; m < ZT_MODE_COUNT; m++) {
             struct bench_job *j = ranks_map(sizeof *j);
-            j->o = (struct bench_options){.row = bench_mode((enum zt_mode)m), .shard = m == ZT_DDP ? 1 : world};
+            j->o = (struct bench_options){.row = bench_mode((enum zt_mode)m),
+                                          .shard = m == ZT_DDP ? 1 : world};
             j->global = 12;
             j->micros = 1;
-            cr_assert_eq(ranks_run(world, 60, bytes_rank, j, NULL), 0, "world %d mode %d", world, m);
+            cr_assert_eq(ranks_run(world, 60, bytes_rank, j, NULL), 0, "world %d mode %d", world,
+                         m);
         }
 }
 
@@ -313,7 +325,8 @@ static int nan_rank(int rank, int world, void *arg) {
     OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
     for (int u = b.table.n_units - 1; u >= 0; u--) {
         OK(s.backward_begin(s.arg, u, &v, &e));
-        if (u == 1 && rank == world - 1) ((float *)v.grad[2])[5] = NAN; /* one element of one rank */
+        if (u == 1 && rank == world - 1)
+            ((float *)v.grad[2])[5] = NAN; /* one element of one rank */
         OK(s.backward_end(s.arg, u, &e));
     }
     EXPECT(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e) == ZT_ENAN, "update went through");
@@ -339,7 +352,8 @@ Test(runtime, refuses_what_it_does_not_have) {
     bench_close(&b);
 }
 
-/* The clip works: one step with a tiny limit barely moves a parameter, without it Adam moves by lr. */
+/* The clip works: one step with a tiny limit barely moves a parameter, without it Adam moves by lr.
+ */
 static float largest_move(const char *more) {
     struct bench b;
     struct zt_error e = {0};
@@ -358,7 +372,8 @@ static float largest_move(const char *more) {
 }
 
 Test(runtime, clipping_has_an_effect) {
-    cr_assert_lt(largest_move("optimizer: {weight_decay: 0, max_norm: 1.0e-10}\n"), 0.0099f * 1e-2f);
+    cr_assert_lt(largest_move("optimizer: {weight_decay: 0, max_norm: 1.0e-10}\n"),
+                 0.0099f * 1e-2f);
     float free_move = largest_move("optimizer: {weight_decay: 0, max_norm: 0}\n");
     cr_assert_float_eq(free_move, 1e-2f, 1e-4f);
 }

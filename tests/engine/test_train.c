@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/test_train.c: whole runs through zt_train on forked ranks: losses over worlds, windows
- * and their tails, evaluation, memory figures and their ends, stops and deaths. */
+/* tests/engine/test_train.c: whole runs through zt_train on forked ranks: losses over worlds,
+ * windows and their tails, evaluation, memory figures and their ends, stops and deaths. */
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
@@ -18,18 +18,22 @@ Test(train, worlds_agree_at_one_global_batch) {
     struct train_job *one = NULL;
     const char *path = text();
     for (int world = 1; world <= 4; world++) {
-        struct train_job *j = train_ok(world, train_yaml(
-            MODEL "dataset: {path: %s}\n"
-            "training: {steps: 6, seq_len: %d, local_batch_size: %d, global_batch_size: 12}\n"
-            "optimizer: {lr: 1.0e-2}\nmetrics: {parameter_hash_every: 1}\n", path, T, 12 / world));
+        struct train_job *j = train_ok(
+            world,
+            train_yaml(
+                MODEL
+                "dataset: {path: %s}\n"
+                "training: {steps: 6, seq_len: %d, local_batch_size: %d, global_batch_size: 12}\n"
+                "optimizer: {lr: 1.0e-2}\nmetrics: {parameter_hash_every: 1}\n",
+                path, T, 12 / world));
         if (world == 1) one = j;
         for (int s = 1; s <= 6; s++) {
             const struct zt_step_report *r = &j->rank[0].report[s], *o = &one->rank[0].report[s];
             double local = 0;
             cr_assert_eq(r->step, s);
             cr_assert_eq(r->global_batch, 12);
-            cr_assert_float_eq(r->loss, o->loss, 1e-6 * o->loss, "world %d step %d: %.9g %.9g", world, s,
-                               r->loss, o->loss);
+            cr_assert_float_eq(r->loss, o->loss, 1e-6 * o->loss, "world %d step %d: %.9g %.9g",
+                               world, s, r->loss, o->loss);
             cr_assert_float_eq(r->grad_norm, o->grad_norm, 1e-5 * o->grad_norm);
             cr_assert_eq(strlen(r->parameter_hash), 32);
             for (int k = 0; k < world; k++) {
@@ -60,10 +64,14 @@ Test(train, accumulation_gives_the_same_curve) {
     const char *path = data_write("five.txt", bytes, 4001);
     free(bytes);
     for (int local = 4; local >= 1; local /= 2) {
-        struct train_job *j = train_ok(2, train_yaml(
-            MODEL "dataset: {path: %s, shuffle: false}\n"
-            "training: {steps: 20, seq_len: %d, local_batch_size: %d, global_batch_size: 8}\n"
-            "optimizer: {lr: 1.0e-3}\nmetrics: {parameter_hash_every: 1}\n", path, T, local));
+        struct train_job *j = train_ok(
+            2,
+            train_yaml(
+                MODEL
+                "dataset: {path: %s, shuffle: false}\n"
+                "training: {steps: 20, seq_len: %d, local_batch_size: %d, global_batch_size: 8}\n"
+                "optimizer: {lr: 1.0e-3}\nmetrics: {parameter_hash_every: 1}\n",
+                path, T, local));
         if (!whole) whole = j;
         for (int s = 1; s <= 20; s++) {
             const struct zt_step_report *a = &whole->rank[0].report[s], *b = &j->rank[0].report[s];
@@ -75,10 +83,13 @@ Test(train, accumulation_gives_the_same_curve) {
 
 Test(train, ten_micro_batches_by_four_make_three_updates) {
     const char *path = data_text("ten.txt", 10 * T + 1, 7);
-    struct train_job *j = train_ok(1, train_yaml(
-        MODEL "dataset: {path: %s, shuffle: false}\n"
-        "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: 4}\n"
-        "optimizer: {lr: 1.0e-3}\nlr_scheduler: {decay_type: linear}\n", path, T));
+    struct train_job *j = train_ok(
+        1,
+        train_yaml(MODEL
+                   "dataset: {path: %s, shuffle: false}\n"
+                   "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: 4}\n"
+                   "optimizer: {lr: 1.0e-3}\nlr_scheduler: {decay_type: linear}\n",
+                   path, T));
     static const int64_t rows[4] = {0, 4, 4, 2};
     cr_assert_eq(j->rank[0].result.steps, 3);
     for (int s = 1; s <= 3; s++) {
@@ -88,10 +99,13 @@ Test(train, ten_micro_batches_by_four_make_three_updates) {
         cr_assert_float_eq(j->rank[0].report[s].lr, 1e-3 * (4 - s) / 3, 1e-12, "step %d: %g", s,
                            j->rank[0].report[s].lr);
     }
-    struct train_job *drop = train_ok(1, train_yaml(
-        MODEL "dataset: {path: %s, shuffle: false}\n"
-        "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: 4, "
-        "accumulation_tail: drop}\n", path, T));
+    struct train_job *drop = train_ok(
+        1,
+        train_yaml(MODEL
+                   "dataset: {path: %s, shuffle: false}\n"
+                   "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: 4, "
+                   "accumulation_tail: drop}\n",
+                   path, T));
     cr_assert_eq(drop->rank[0].result.steps, 2);
 }
 
@@ -103,8 +117,8 @@ static void open_by_hand(struct zt_trainer *t, struct zt_train_config *c, struct
     snprintf(full, sizeof full, "version: 1\nname: t\n%s", yaml);
     cr_assert_eq(zt_spec_parse(full, strlen(full), "t.yaml", NULL, 0, s, &e), 0, "%s", e.msg);
     cr_assert_eq(zt_spec_resolve(s, 1, "t.yaml", &e), 0, "%s", e.msg);
-    *c = (struct zt_train_config){.spec = s, .world = 1, .device = "cpu", .threads = 1,
-                                  .capacity_bytes = (int64_t)64 << 20};
+    *c = (struct zt_train_config){
+        .spec = s, .world = 1, .device = "cpu", .threads = 1, .capacity_bytes = (int64_t)64 << 20};
     *t = (struct zt_trainer){.config = c, .hooks = h, .spec = s};
     cr_assert_eq(zt_trainer_open(t, &e), 0, "%s", e.msg);
 }
@@ -120,10 +134,13 @@ static void window_of(struct zt_trainer *t, const struct zt_window *w, int64_t f
     zt_fixsum_zero(&loss);
     cr_assert_eq(zt_runtime_window_begin(t->runtime, step, &e), 0, "%s", e.msg);
     for (int64_t m = from; m < to; m++) {
-        struct zt_batch b = {w->tokens + m * w->seq_len, w->targets + m * w->seq_len, 1, w->seq_len};
+        struct zt_batch b = {w->tokens + m * w->seq_len, w->targets + m * w->seq_len, 1,
+                             w->seq_len};
         cr_assert_eq(zt_runtime_micro_begin(t->runtime, m - from, m == to - 1, &e), 0, "%s", e.msg);
-        cr_assert_eq(zt_model_step(t->model, &s, &b, (float)(1.0 / (double)((to - from) * w->seq_len)),
-                                   true, false, &loss, &valid, &e), 0, "%s", e.msg);
+        cr_assert_eq(zt_model_step(t->model, &s, &b,
+                                   (float)(1.0 / (double)((to - from) * w->seq_len)), true, false,
+                                   &loss, &valid, &e),
+                     0, "%s", e.msg);
     }
     if (update) cr_assert_eq(zt_runtime_update(t->runtime, 1e-3, &norm, &e), 0, "%s", e.msg);
 }
@@ -131,8 +148,9 @@ static void window_of(struct zt_trainer *t, const struct zt_window *w, int64_t f
 /* The gradient of a short tail of two equals, bit for bit, that of a run that accumulates two. */
 Test(train, short_tail_is_scaled_by_its_real_size) {
     const char *path = data_text("ten.txt", 10 * T + 1, 7);
-    static const char fmt[] = MODEL "dataset: {path: %s, shuffle: false}\n"
-        "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: %d}\n";
+    static const char fmt[] =
+        MODEL "dataset: {path: %s, shuffle: false}\n"
+              "training: {epochs: 1, seq_len: %d, local_batch_size: 1, global_batch_size: %d}\n";
     struct zt_trainer a, b;
     struct zt_train_config ca, cb;
     struct zt_spec sa, sb;
@@ -155,7 +173,8 @@ Test(train, short_tail_is_scaled_by_its_real_size) {
     window_of(&b, &tail, 0, 2, 3, false);
     for (int i = 0; i < a.table.n_tensors; i++)
         cr_assert_arr_eq(zt_runtime_gradient(a.runtime, i), zt_runtime_gradient(b.runtime, i),
-                         (size_t)a.table.tensors[i].numel * 4, "tensor %s", a.table.tensors[i].name);
+                         (size_t)a.table.tensors[i].numel * 4, "tensor %s",
+                         a.table.tensors[i].name);
     zt_window_free(&tail);
     zt_trainer_close(&a, false);
     zt_trainer_close(&b, false);
@@ -167,10 +186,16 @@ Test(train, short_tail_is_scaled_by_its_real_size) {
 
 static struct train_job *eval_run(int world, int rows, const char *path) {
     const char *valid = data_text("valid.txt", (size_t)rows * T + 1, 5);
-    return train_ok(world, train_yaml(
-        MODEL "dataset: {path: %s}\nvalidation: {path: %s, every_steps: 2}\n"
-        "training: {steps: 3, seq_len: %d, local_batch_size: %d, global_batch_size: 12}\n", path, valid,
-        T, world == 1 ? 4 : 12 / world / 2 ? 12 / world / 2 : 1));
+    return train_ok(
+        world,
+        train_yaml(
+            MODEL
+            "dataset: {path: %s}\nvalidation: {path: %s, every_steps: 2}\n"
+            "training: {steps: 3, seq_len: %d, local_batch_size: %d, global_batch_size: 12}\n",
+            path, valid, T,
+            world == 1       ? 4
+            : 12 / world / 2 ? 12 / world / 2
+                             : 1));
 }
 
 Test(train, evaluation_counts_every_row_once) {
@@ -204,10 +229,13 @@ Test(train, evaluation_at_world_four_ends_with_ranks_out_of_rows) {
     double seen[2];
     for (int i = 0; i < 2; i++) {
         int world = i ? 4 : 1;
-        struct train_job *j = train_ok(world, train_yaml(
-            MODEL "dataset: {path: %s}\nvalidation: {path: %s, every_steps: 1}\n"
-            "training: {steps: 2, seq_len: %d, local_batch_size: %d, global_batch_size: 4}\n", path,
-            valid, T, 4 / world));
+        struct train_job *j = train_ok(
+            world,
+            train_yaml(
+                MODEL
+                "dataset: {path: %s}\nvalidation: {path: %s, every_steps: 1}\n"
+                "training: {steps: 2, seq_len: %d, local_batch_size: %d, global_batch_size: 4}\n",
+                path, valid, T, 4 / world));
         cr_assert_eq(j->rank[world - 1].report[2].eval_rows, 10);
         seen[i] = j->rank[world - 1].report[2].eval_loss;
     }
@@ -216,9 +244,10 @@ Test(train, evaluation_at_world_four_ends_with_ranks_out_of_rows) {
 
 Test(train, held_out_tail_is_not_trained_on) {
     const char *path = data_text("small.txt", 20 * T + 1, 7);
-    struct train_job *j = train_ok(1, train_yaml(
-        MODEL "dataset: {path: %s}\nvalidation: {fraction: 0.25, every_steps: 1}\n"
-        "training: {epochs: 1, seq_len: %d, local_batch_size: 1}\n", path, T));
+    struct train_job *j = train_ok(
+        1, train_yaml(MODEL "dataset: {path: %s}\nvalidation: {fraction: 0.25, every_steps: 1}\n"
+                            "training: {epochs: 1, seq_len: %d, local_batch_size: 1}\n",
+                      path, T));
     cr_assert_eq(j->rank[0].result.steps, 15);
     cr_assert_eq(j->rank[0].report[1].eval_rows, 5);
 }
@@ -239,11 +268,12 @@ Test(train, memory_figures) {
         cr_assert_eq(zt_model_preset("gpt2-nano", &mc, NULL), 0);
         cr_assert_eq(zt_model_table_build(&mc, &table, NULL), 0);
         struct zt_state_bytes want = zt_state_formula(&table, ZT_DDP, 1, zt_recipe_find("fp32"));
-        struct train_job *j = train_ok(2, train_yaml(
-            "model: {preset: gpt2-nano}\ndataset: {path: %s}\n"
-            "training: {steps: 5, seq_len: 32, local_batch_size: 2, global_batch_size: 8}\n"
-            "validation: {fraction: 0.01, every_steps: 2}\noptimizer: {state_init: %s}\n", path,
-            lazy ? "lazy" : "eager"));
+        struct train_job *j = train_ok(
+            2, train_yaml(
+                   "model: {preset: gpt2-nano}\ndataset: {path: %s}\n"
+                   "training: {steps: 5, seq_len: 32, local_batch_size: 2, global_batch_size: 8}\n"
+                   "validation: {fraction: 0.01, every_steps: 2}\noptimizer: {state_init: %s}\n",
+                   path, lazy ? "lazy" : "eager"));
         for (int k = 0; k < 2; k++) {
             int64_t live = 0;
             for (int s = 1; s <= 5; s++) {
@@ -254,7 +284,8 @@ Test(train, memory_figures) {
                 cr_assert_eq(total(r->at_peak), r->peak_allocated_bytes);
                 cr_assert_geq(r->peak_reserved_bytes, r->peak_allocated_bytes);
                 cr_assert_geq(r->reserved_at_peak_bytes, r->peak_allocated_bytes);
-                cr_assert_geq(r->peak_allocated_bytes, live, "a reset forgets nothing that is live");
+                cr_assert_geq(r->peak_allocated_bytes, live,
+                              "a reset forgets nothing that is live");
                 cr_assert_gt(r->peak_allocated_bytes, r->end_of_step_allocated_bytes);
                 for (int i = 0; i < ZT_TAG_COUNT; i++)
                     cr_assert_geq(r->category_max[i], r->at_peak[i]);
@@ -264,7 +295,9 @@ Test(train, memory_figures) {
                 cr_assert_gt(r->outside_allocator_bytes, 1 << 20);
                 live = r->end_of_step_allocated_bytes;
                 /* a step after an evaluation is not remembered by the evaluation's peak */
-                if (s > 2) cr_assert_eq(r->peak_allocated_bytes, j->rank[k].report[2].peak_allocated_bytes);
+                if (s > 2)
+                    cr_assert_eq(r->peak_allocated_bytes,
+                                 j->rank[k].report[2].peak_allocated_bytes);
             }
             cr_assert_gt(j->rank[k].report[1].init.peak_allocated_bytes, want.parameters - 1);
             cr_assert_eq(j->rank[k].report[1].init.persistent[2], lazy ? 0 : want.optimizer);
@@ -278,7 +311,8 @@ Test(train, memory_figures) {
 static const char *small_step(const char *path, const char *init) {
     return train_yaml("model: {preset: gpt2-nano}\ndataset: {path: %s}\n"
                       "training: {steps: 2, seq_len: 8, local_batch_size: 1}\n"
-                      "optimizer: {state_init: %s}\n", path, init);
+                      "optimizer: {state_init: %s}\n",
+                      path, init);
 }
 
 /* Capacity enough for forward and backward but not for m and v: with lazy state the run gets to the
@@ -357,7 +391,8 @@ Test(train, growth_names_the_tag_and_the_bytes) {
     cr_assert(!zt_growth_check(&g, &l, 3, 3, m, sizeof m));
     zt_ledger_alloc(&l, ZT_TAG_ACTIVATIONS, 512, 1024);
     cr_assert(zt_growth_check(&g, &l, 3, 4, m, sizeof m));
-    cr_assert(strstr(m, "rank 3, step 4") && strstr(m, "activations") && strstr(m, "1024"), "%s", m);
+    cr_assert(strstr(m, "rank 3, step 4") && strstr(m, "activations") && strstr(m, "1024"), "%s",
+              m);
     cr_assert(!zt_growth_check(&g, &l, 3, 5, m, sizeof m), "told once");
     zt_ledger_alloc(&l, ZT_TAG_ACTIVATIONS, 512, 1024);
     cr_assert(zt_growth_check(&g, &l, 3, 6, m, sizeof m), "and again when it has doubled");
@@ -366,8 +401,11 @@ Test(train, growth_names_the_tag_and_the_bytes) {
 #ifdef ZT_FAILPOINTS
 Test(train, planted_leak_is_found) {
     setenv("ZT_FAIL", "engine.leak:error", 1);
-    struct train_job *j = train_ok(1, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 6, seq_len: %d, local_batch_size: 1}\n", text(), T));
+    struct train_job *j = train_ok(
+        1,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 6, seq_len: %d, local_batch_size: 1}\n",
+                   text(), T));
     cr_assert_eq(j->rank[0].n_events, 3, "at steps 3, 4 and 6"); /* 512, 1024, 2048 bytes */
     cr_assert_str_eq(j->rank[0].event[0].kind, "MEMORY_GROWTH");
     cr_assert(strstr(j->rank[0].event[0].message, "activations +512"), "%s",
@@ -378,8 +416,11 @@ Test(train, planted_leak_is_found) {
 /* ---- time ---- */
 
 Test(train, one_rank_has_nothing_exposed) {
-    struct train_job *j = train_ok(1, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 3, seq_len: %d, local_batch_size: 4}\n", text(), T));
+    struct train_job *j = train_ok(
+        1,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 3, seq_len: %d, local_batch_size: 4}\n",
+                   text(), T));
     for (int s = 1; s <= 3; s++) {
         const struct zt_step_report *r = &j->rank[0].report[s];
         cr_assert_eq(r->exposed.comm_seconds, 0.0);
@@ -390,18 +431,22 @@ Test(train, one_rank_has_nothing_exposed) {
         cr_assert_gt(r->forward_seconds, 0);
         cr_assert_gt(r->backward_seconds, 0);
         cr_assert_gt(r->optimizer_seconds, 0);
-        cr_assert_leq(r->forward_seconds + r->backward_seconds + r->optimizer_seconds + r->data_seconds,
+        cr_assert_leq(r->forward_seconds + r->backward_seconds + r->optimizer_seconds +
+                          r->data_seconds,
                       r->step_seconds + 1e-9);
-        double parts = r->exposed.compute_seconds + r->exposed.exposed_comm_seconds +
-                       r->exposed.idle_seconds;
+        double parts =
+            r->exposed.compute_seconds + r->exposed.exposed_comm_seconds + r->exposed.idle_seconds;
         cr_assert_float_eq(parts, r->step_seconds, 1e-6);
     }
 }
 
 /* A rank that comes late makes the other's communication long, exposed and marked as waiting. */
 Test(train, waiting_for_a_late_rank_is_exposed_and_named) {
-    struct train_job *j = train_start(2, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 4, seq_len: %d, local_batch_size: 1}\n", text(), T));
+    struct train_job *j = train_start(
+        2,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 4, seq_len: %d, local_batch_size: 1}\n",
+                   text(), T));
     j->sleep_rank = 1;
     j->sleep_ms = 200;
     train_go(j, 0);
@@ -419,8 +464,8 @@ Test(train, waiting_for_a_late_rank_is_exposed_and_named) {
             cr_assert_str_eq(r->exposed.by[i].kind, "all_reduce");
         }
         cr_assert_float_eq(by, r->exposed.exposed_comm_seconds, 1e-9);
-        double parts = r->exposed.compute_seconds + r->exposed.exposed_comm_seconds +
-                       r->exposed.idle_seconds;
+        double parts =
+            r->exposed.compute_seconds + r->exposed.exposed_comm_seconds + r->exposed.idle_seconds;
         cr_assert_float_eq(parts, r->step_seconds, 0.02 * r->step_seconds);
     }
 }
@@ -428,9 +473,11 @@ Test(train, waiting_for_a_late_rank_is_exposed_and_named) {
 /* ---- ends ---- */
 
 Test(train, non_finite_loss_stops_every_rank) {
-    struct train_job *j = train_start(2, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 8, seq_len: %d, local_batch_size: 1}\n"
-        "optimizer: {lr: 1.0e+9}\n", text(), T));
+    struct train_job *j = train_start(
+        2, train_yaml(
+               MODEL "dataset: {path: %s}\ntraining: {steps: 8, seq_len: %d, local_batch_size: 1}\n"
+                     "optimizer: {lr: 1.0e+9}\n",
+               text(), T));
     train_go(j, 0);
     for (int k = 0; k < 2; k++) {
         cr_assert_eq(j->rank[k].rc, ZT_ENAN, "%s", j->rank[k].err.msg);
@@ -441,8 +488,11 @@ Test(train, non_finite_loss_stops_every_rank) {
 }
 
 Test(train, a_stop_asked_on_one_rank_stops_all_after_the_same_step) {
-    struct train_job *j = train_start(3, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 20, seq_len: %d, local_batch_size: 1}\n", text(), T));
+    struct train_job *j = train_start(
+        3,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 20, seq_len: %d, local_batch_size: 1}\n",
+                   text(), T));
     j->stop_rank = 1;
     j->stop_step = 4;
     train_go(j, 0);
@@ -453,8 +503,11 @@ Test(train, a_stop_asked_on_one_rank_stops_all_after_the_same_step) {
 }
 
 Test(train, death_of_a_rank_names_it) {
-    struct train_job *j = train_start(3, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 20, seq_len: %d, local_batch_size: 1}\n", text(), T));
+    struct train_job *j = train_start(
+        3,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 20, seq_len: %d, local_batch_size: 1}\n",
+                   text(), T));
     j->kill_rank = 1;
     j->kill_step = 3;
     double start = ranks_seconds();
@@ -477,13 +530,18 @@ static int diverged_rank(int rank, int world, void *arg) {
     struct zt_train_hooks hooks = {.arg = &self, .comm_id = hook_comm_id};
     EXPECT(zt_spec_parse(j->yaml, strlen(j->yaml), "t.yaml", NULL, 0, &s, &e) == 0, "%s", e.msg);
     EXPECT(zt_spec_resolve(&s, world, "t.yaml", &e) == 0, "%s", e.msg);
-    struct zt_train_config c = {.spec = &s, .rank = rank, .world = world, .device = "cpu",
-                                .threads = 1, .capacity_bytes = (int64_t)64 << 20};
+    struct zt_train_config c = {.spec = &s,
+                                .rank = rank,
+                                .world = world,
+                                .device = "cpu",
+                                .threads = 1,
+                                .capacity_bytes = (int64_t)64 << 20};
     struct zt_trainer t = {.config = &c, .hooks = &hooks, .spec = &s};
     EXPECT(zt_trainer_open(&t, &e) == 0, "%s", e.msg);
     EXPECT(zt_trainer_check_hash(&t, &h, &e) == 0, "%s", e.msg);
     if (rank == 2) /* the lowest bit of one weight of block 1 */
-        ((uint32_t *)(uintptr_t)zt_runtime_parameter(t.runtime, t.table.units[2].first_tensor + 2))[7] ^= 1;
+        ((uint32_t *)(uintptr_t)zt_runtime_parameter(t.runtime,
+                                                     t.table.units[2].first_tensor + 2))[7] ^= 1;
     EXPECT(zt_trainer_check_hash(&t, &h, &e) == ZT_EDIVERGED, "not found");
     EXPECT(strstr(e.msg, "rank 2") && strstr(e.msg, t.table.units[2].name), "%s", e.msg);
     zt_trainer_close(&t, false);
@@ -492,21 +550,30 @@ static int diverged_rank(int rank, int world, void *arg) {
 }
 
 Test(train, a_flipped_bit_on_one_replica_is_found) {
-    struct train_job *j = train_start(3, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 1}\n", text(), T));
+    struct train_job *j = train_start(
+        3,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 1}\n",
+                   text(), T));
     cr_assert_eq(ranks_run(3, 60, diverged_rank, j, NULL), 0);
 }
 
 Test(train, too_little_data_is_refused_before_step_one) {
     const char *path = data_text("short.txt", 3 * T + 1, 7);
-    struct train_job *j = train_start(1, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 4}\n", path, T));
+    struct train_job *j = train_start(
+        1,
+        train_yaml(MODEL
+                   "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 4}\n",
+                   path, T));
     train_go(j, 0);
     cr_assert_eq(j->rank[0].rc, ZT_EDATA, "%s", j->rank[0].err.msg);
     cr_assert_eq(j->rank[0].result.reason, ZT_REASON_DATA_ERROR);
-    j = train_start(1, train_yaml(
-        MODEL "dataset: {path: %s/nothing}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 4}\n",
-        data_folder, T));
+    j = train_start(
+        1,
+        train_yaml(
+            MODEL
+            "dataset: {path: %s/nothing}\ntraining: {steps: 2, seq_len: %d, local_batch_size: 4}\n",
+            data_folder, T));
     train_go(j, 0);
     cr_assert_eq(j->rank[0].result.reason, ZT_REASON_DATA_ERROR, "%s", j->rank[0].err.msg);
 }
@@ -514,9 +581,11 @@ Test(train, too_little_data_is_refused_before_step_one) {
 Test(train, progress_page_outlives_the_trainer) {
     size_t bytes = ZT_PROGRESS_RING + zt_comm_log_bytes(256);
     struct zt_coll_record log[256];
-    struct train_job *j = train_start(2, train_yaml(
-        MODEL "dataset: {path: %s}\ntraining: {steps: 3, seq_len: %d, local_batch_size: 1, "
-        "global_batch_size: 4}\n", text(), T));
+    struct train_job *j = train_start(
+        2, train_yaml(MODEL
+                      "dataset: {path: %s}\ntraining: {steps: 3, seq_len: %d, local_batch_size: 1, "
+                      "global_batch_size: 4}\n",
+                      text(), T));
     j->progress = ranks_map(bytes);
     j->progress_bytes = bytes;
     train_go(j, 0);
@@ -525,8 +594,8 @@ Test(train, progress_page_outlives_the_trainer) {
     cr_assert_eq(atomic_load(&j->progress->phase), ZT_PHASE_OPTIMIZER);
     cr_assert_eq(atomic_load(&j->progress->micro), 1);
     cr_assert_gt(atomic_load(&j->progress->last_progress_ns), 0);
-    int64_t n = zt_comm_log_read((char *)j->progress + ZT_PROGRESS_RING, zt_comm_log_bytes(256), 0, log,
-                                 256);
+    int64_t n = zt_comm_log_read((char *)j->progress + ZT_PROGRESS_RING, zt_comm_log_bytes(256), 0,
+                                 log, 256);
     int reduced = 0;
     for (int64_t i = 0; i < n; i++) {
         cr_assert_neq(log[i].end_ns, 0);
@@ -536,7 +605,11 @@ Test(train, progress_page_outlives_the_trainer) {
 }
 
 Test(train, reasons_of_every_code) {
-    static const struct { int code; enum zt_stage stage; enum zt_reason reason; } rows[] = {
+    static const struct {
+        int code;
+        enum zt_stage stage;
+        enum zt_reason reason;
+    } rows[] = {
         {ZT_EINVAL, ZT_STAGE_OPEN, ZT_REASON_CONFIG_ERROR},
         {ZT_EUNSUPPORTED, ZT_STAGE_RUN, ZT_REASON_CONFIG_ERROR},
         {ZT_EOOM, ZT_STAGE_RUN, ZT_REASON_OOM_DEVICE},

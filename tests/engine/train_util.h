@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/engine/train_util.h: whole runs of zt_train on forked ranks, without daemons; reports, results
- * and events of every rank end up in one shared struct. Uses Criterion in the test's process only. */
+/* tests/engine/train_util.h: whole runs of zt_train on forked ranks, without daemons; reports,
+ * results and events of every rank end up in one shared struct. Uses Criterion in the test's
+ * process only. */
 #ifndef ZT_TESTS_ENGINE_TRAIN_UTIL_H
 #define ZT_TESTS_ENGINE_TRAIN_UTIL_H
 #include <criterion/criterion.h>
@@ -19,20 +20,29 @@ struct train_rank {
     _Atomic int steps;
     struct zt_step_report report[TRAIN_STEPS_MAX + 1]; /* by step, from 1 */
     int n_events;
-    struct { char kind[32], message[256]; } event[TRAIN_EVENTS_MAX];
+    struct {
+        char kind[32], message[256];
+    } event[TRAIN_EVENTS_MAX];
 };
 struct train_job {
     struct ranks_shared shared;
     char yaml[2048];
     int world, threads;
-    int64_t capacity, capacity_of_1;             /* rank 1's own when not 0 */
-    struct zt_progress *progress; size_t progress_bytes; /* rank 0's page, NULL = none */
-    int stop_rank; int64_t stop_step;            /* rank asks to stop after this step; 0 = never */
-    int sleep_rank; long sleep_ms;               /* rank sleeps this long in each step's hook */
-    int kill_rank; int64_t kill_step;            /* rank dies in this step's hook; 0 = never */
+    int64_t capacity, capacity_of_1; /* rank 1's own when not 0 */
+    struct zt_progress *progress;
+    size_t progress_bytes; /* rank 0's page, NULL = none */
+    int stop_rank;
+    int64_t stop_step; /* rank asks to stop after this step; 0 = never */
+    int sleep_rank;
+    long sleep_ms; /* rank sleeps this long in each step's hook */
+    int kill_rank;
+    int64_t kill_step; /* rank dies in this step's hook; 0 = never */
     struct train_rank rank[RANKS_MAX];
 };
-struct train_self { struct train_job *job; int rank; };
+struct train_self {
+    struct train_job *job;
+    int rank;
+};
 
 static int hook_comm_id(void *arg, int rank, struct zt_comm_id *id, struct zt_error *err) {
     return ranks_exchange(&((struct train_self *)arg)->job->shared, rank, id, err);
@@ -46,11 +56,13 @@ static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error 
     atomic_fetch_add(&me->steps, 1);
     if (s->job->kill_step == r->step && s->job->kill_rank == s->rank) raise(SIGKILL);
     if (s->job->sleep_ms && s->job->sleep_rank == s->rank)
-        nanosleep(&(struct timespec){s->job->sleep_ms / 1000, s->job->sleep_ms % 1000 * 1000000}, NULL);
+        nanosleep(&(struct timespec){s->job->sleep_ms / 1000, s->job->sleep_ms % 1000 * 1000000},
+                  NULL);
     return 0;
 }
 
-static void hook_event(void *arg, enum zt_event_level level, const char *kind, const char *message) {
+static void hook_event(void *arg, enum zt_event_level level, const char *kind,
+                       const char *message) {
     struct train_self *s = arg;
     struct train_rank *me = &s->job->rank[s->rank];
     (void)level;
@@ -72,17 +84,25 @@ static int train_rank(int rank, int world, void *arg) {
     struct train_rank *me = &j->rank[rank];
     struct train_self self = {j, rank};
     struct zt_spec spec;
-    EXPECT(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &spec, &me->err) == 0, "%s",
-           me->err.msg);
+    EXPECT(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &spec, &me->err) == 0,
+           "%s", me->err.msg);
     EXPECT(zt_spec_resolve(&spec, world, "test.yaml", &me->err) == 0, "%s", me->err.msg);
-    struct zt_train_config c = {.spec = &spec, .rank = rank, .local_rank = rank, .world = world,
-                                .generation = 1, .device = "cpu", .threads = j->threads,
-                                .capacity_bytes = rank == 1 && j->capacity_of_1 ? j->capacity_of_1
-                                                                                : j->capacity,
+    struct zt_train_config c = {.spec = &spec,
+                                .rank = rank,
+                                .local_rank = rank,
+                                .world = world,
+                                .generation = 1,
+                                .device = "cpu",
+                                .threads = j->threads,
+                                .capacity_bytes =
+                                    rank == 1 && j->capacity_of_1 ? j->capacity_of_1 : j->capacity,
                                 .progress = rank == 0 ? j->progress : NULL,
                                 .progress_bytes = j->progress_bytes};
-    struct zt_train_hooks h = {.arg = &self, .comm_id = hook_comm_id, .step = hook_step,
-                               .event = hook_event, .stop = hook_stop};
+    struct zt_train_hooks h = {.arg = &self,
+                               .comm_id = hook_comm_id,
+                               .step = hook_step,
+                               .event = hook_event,
+                               .stop = hook_stop};
     me->rc = zt_train(&c, &h, &me->result, &me->err);
     zt_spec_free(&spec);
     return 0;
