@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -113,7 +114,11 @@ void cluster_start_coord(struct cluster *c) {
     const char *argv[] = {zcoord_path(), "serve", "--listen", listen, "--state", state, NULL};
     int err = log_file(c, "coord.log");
     c->coord = fork();
-    if (c->coord == 0) become(c, argv, p[1], err);
+    if (c->coord == 0) {
+        struct rlimit files = {(rlim_t)c->coord_nofile, (rlim_t)c->coord_nofile};
+        if (c->coord_nofile > 0) setrlimit(RLIMIT_NOFILE, &files);
+        become(c, argv, p[1], err);
+    }
     close(p[1]);
     close(err);
     char line[256] = "";

@@ -21,6 +21,7 @@ struct cluster {
     pid_t worker[CLUSTER_WORKERS_MAX];
     int workers;
     bool keep;       /* keep the folder (set on failure to look at it) */
+    int coord_nofile; /* descriptor limit of zcoord as `ulimit -n` sets it, 0 = the test's own */
 };
 
 /* Zeroed struct in; folder made, nothing started. */
