@@ -144,7 +144,7 @@ struct zt_row_run { /* key run_id; the blobs of `request` (when not 0) belong to
     bool cancel_requested;
     int32_t workers;            /* 0 until the first allocation */
     struct zt_mesh mesh;        /* valid when workers > 0 */
-    int64_t best_step;          /* furthest step of any generation */
+    int64_t best_step;          /* furthest step that all ranks of a generation have reported */
     int64_t submitted_ms, started_ms /* first RUNNING */, ended_ms;
     char parameter_hash[ZT_HASH_MAX + 1]; /* set when SUCCEEDED */
     char detail[ZT_MESSAGE_MAX + 1]; /* pending reason, or why it stopped */

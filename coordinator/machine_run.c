@@ -269,6 +269,14 @@ static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int r
         r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
     return since && since <= m->now ? seconds(m->now - since) : -1;
 }
+/* Steps of this generation that every rank has reported. A step that a rank merely began is no progress: which
+ * of them had begun the next one when a rank failed is a matter of chance. */
+static int64_t done_by_all(const struct mc_run *r) {
+    int64_t done = r->world > 0 ? r->ranks[0].have : 0;
+    for (int i = 1; i < r->world; i++)
+        if (r->ranks[i].have < done) done = r->ranks[i].have;
+    return done;
+}
 /* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database
  * does). */
 void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank,
@@ -289,11 +297,12 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
     mc_copy(a->message, sizeof a->message, message);
     a->last_step = r->gen_step;
     a->steps_redone = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
+    int64_t done = done_by_all(r);
     a->counted = zt_reason_retry(reason) == ZT_RETRY_COUNTED && !r->row.cancel_requested;
     a->detect_seconds = detect_seconds(m, r, rank);
     mc_dirty_attempt(m, r);
-    if (r->gen_step > r->row.best_step) { /* it got further than ever: the backoff starts anew */
-        r->row.best_step = r->gen_step;
+    if (done > r->row.best_step) { /* it got further than ever: the backoff starts anew */
+        r->row.best_step = done;
         r->row.failures_in_row = 0;
     }
     mc_event(m,

@@ -138,6 +138,29 @@ Test(faults, the_backoff_doubles_to_its_most_and_starts_anew_after_progress) {
     cr_assert_eq(B.run[r].best_step, 4);
 }
 
+/* The same failure each time; how far the other rank got by then is chance and no progress. */
+Test(faults, a_step_that_one_rank_finished_alone_is_no_progress) {
+    struct zt_run_config c = bench_config(2);
+    c.max_restarts = 9;
+    bench_worker("0", "a");
+    bench_worker("1", "a");
+    bench_wait(1.2);
+    int r = bench_submit("job", c);
+    static const int ahead[] = {2, 3, 4}, want[] = {1, 2, 4};
+    for (int i = 0; i < 3; i++) {
+        bench_running(r);
+        bench_steps(r, 0, 1, ahead[i], 0.1);
+        bench_steps(r, 1, 1, 2, 0.1);
+        bench_fail(r, 1, ZT_REASON_EXIT_NONZERO, -1);
+        bench_exit_all(r, 1, 0);
+        cr_assert_eq(bench_state(r), ZT_RUN_RESTARTING);
+        int64_t from = B.now;
+        for (int k = 0; k < 100 && bench_state(r) == ZT_RUN_RESTARTING; k++) bench_wait(0.2);
+        cr_assert_eq((B.now - from) / 1000000000, want[i], "attempt %d", i);
+        cr_assert_eq(B.run[r].best_step, 2);
+    }
+}
+
 /* ---- cause and consequence */
 Test(faults, a_consequence_waits_for_its_cause) {
     int r = running(3);
