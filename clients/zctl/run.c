@@ -231,7 +231,7 @@ static int start_worker(struct local *l, int i, struct zt_error *err) {
     zt_child_arg(c, "%ld", threads);
     if (gib > 0) {
         zt_child_arg(c, "--memory-gib");
-        zt_child_arg(c, "%.6f", gib);
+        zt_child_arg(c, "%.17g", gib); /* to the byte */
     }
     c->env_name = "ZTRAIN_TOKEN_FILE";
     c->env_value = l->token_path;
