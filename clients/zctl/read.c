@@ -58,7 +58,7 @@ static int ask(const struct zt_options *o, struct zt_source *s, Zt__Envelope *re
     struct zt_error err;
     int rc = zt_source_open(o, s, &err);
     if (rc == 0)
-        rc = zt_source_ask(s, req, a, &err);
+        rc = zt_source_ask_surely(s, req, a, &err);
     if (rc == 0)
         return 0;
     zt_source_close(s);

@@ -328,21 +328,25 @@ static int cancel_leftovers(struct local *l, struct zt_error *err) {
 
 static int submit(struct local *l, struct zt_error *err) {
     struct zt_answer a;
+    struct zt_submit_request req;
     double end = zt_now() + 120;
     bool told = false;
+    int rc = zt_submit_request_fill(&req, l->file, l->o, l->workers, err);
+    if (rc)
+        return rc;
     for (;;) {
-        struct zt_submit_request req;
-        int rc = zt_submit_request_fill(&req, l->file, l->o, l->workers, err);
-        if (rc == 0)
-            rc = zt_source_ask(&l->source, &req.env, &a, err);
+        rc = zt_source_ask(&l->source, &req.env, &a, err);
         if (rc == 0)
             break;
-        /* The name is taken until the leftover has ended; anything else is final. */
-        if (rc != ZT_ECONFLICT || zt_now() > end || interrupts > 0)
+        /* The name is taken until the leftover has ended; a coordinator that died is started again and
+         * asked once more with the same key; anything else is final. */
+        bool again = rc == ZT_ECONFLICT || rc == ZT_EUNREACHABLE;
+        if (!again || zt_now() > end || interrupts > 0)
             return rc;
-        if (!told)
+        if (!told && rc == ZT_ECONFLICT) {
             fprintf(stderr, "zctl: waiting for the earlier run of this name to end\n");
-        told = true;
+            told = true;
+        }
         rc = mind_children(l, err);
         if (rc)
             return rc;
@@ -484,7 +488,7 @@ static int look(struct local *l, struct zt_answer *a, struct zt_error *err) {
     json_decref(rows);
     if (rc)
         zt_answer_free(a);
-    return rc == ZT_EUNREACHABLE ? ZT_EUNREACHABLE : rc;
+    return rc == ZT_EBUSY ? ZT_EUNREACHABLE : rc; /* it is stopping, or has too much to do: ask again */
 }
 
 static void heed_interrupts(struct local *l) {

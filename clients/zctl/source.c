@@ -94,6 +94,7 @@ int zt_source_ask(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a, s
     int rc = 0;
     if (!s->call)
         rc = zt_call_open(s->host, s->port, &s->token, "zctl", time_left(s, CONNECT_SECONDS), &s->call, err);
+    s->reached = s->reached || rc == 0;
     if (rc == 0)
         rc = zt_call(s->call, req, time_left(s, s->timeout), &a->env, &a->arena, err);
     if (rc == ZT_ETIMEOUT && (s->deadline == 0 || zt_now() < s->deadline))
@@ -101,11 +102,26 @@ int zt_source_ask(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a, s
     return say_next_step(s, rc, err);
 }
 
+int zt_source_ask_surely(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a,
+                         struct zt_error *err) {
+    double end = s->deadline > 0 ? s->deadline : zt_now() + REQUEST_SECONDS;
+    for (double wait = 0.2;; wait = wait < 2 ? wait * 1.5 : 2) {
+        int rc = zt_source_ask(s, req, a, err);
+        if (!s->reached || !changes(req) || (rc != ZT_EUNREACHABLE && rc != ZT_ETIMEOUT))
+            return rc;
+        if (zt_now() + wait >= end)
+            return zt_fail(err, s->deadline > 0 ? ZT_ETIMEOUT : rc,
+                           "%s; it may have taken the request all the same: zctl list shows it when it is back",
+                           err->msg);
+        zt_pause(wait);
+    }
+}
+
 int zt_source_ask_patiently(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a,
                             struct zt_error *err) {
     for (double wait = 0.2;; wait = wait < 2 ? wait * 1.5 : 2) {
         int rc = zt_source_ask(s, req, a, err);
-        if (rc != ZT_EUNREACHABLE) {
+        if (rc != ZT_EUNREACHABLE && rc != ZT_EBUSY) {
             if (s->lost_told && rc == 0)
                 fprintf(stderr, "zctl: the coordinator is back\n");
             s->lost_told = s->lost_told && rc != 0;
@@ -114,7 +130,8 @@ int zt_source_ask_patiently(struct zt_source *s, Zt__Envelope *req, struct zt_an
         if (s->deadline > 0 && zt_now() >= s->deadline)
             return zt_fail(err, ZT_ETIMEOUT, "time is up: %s", err->msg);
         if (!s->lost_told)
-            fprintf(stderr, "zctl: the coordinator at %s:%d is away; trying again\n", s->host, s->port);
+            fprintf(stderr, "zctl: the coordinator at %s:%d is %s; trying again\n", s->host, s->port,
+                    rc == ZT_EBUSY ? "busy" : "away");
         s->lost_told = true;
         zt_pause(time_left(s, wait));
     }

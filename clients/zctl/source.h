@@ -20,6 +20,7 @@ struct zt_source {
     double timeout;          /* of a request, seconds */
     double deadline;         /* monotonic; 0 = none */
     bool lost_told;          /* "trying again" was said */
+    bool reached;            /* it has answered a hello: a request may have arrived there */
 };
 struct zt_answer { Zt__Envelope *env; void *arena; bool local; };
 
@@ -30,8 +31,13 @@ void zt_source_close(struct zt_source *s);
 
 /* One request. A request that changes something is refused when reading a state folder. */
 int zt_source_ask(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a, struct zt_error *err);
-/* The same, but a coordinator that is away is waited for (until s->deadline). Only for requests that
- * may be repeated. */
+/* The same, and a request that changes something is made again, with its request key so that it is
+ * carried out once, when the coordinator goes away before it has answered: until s->deadline, or for
+ * half a minute. A coordinator that was not there to begin with is not waited for. */
+int zt_source_ask_surely(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a,
+                         struct zt_error *err);
+/* The same, but a coordinator that is away or busy is waited for (until s->deadline). Only for requests
+ * that may be repeated. */
 int zt_source_ask_patiently(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a,
                             struct zt_error *err);
 void zt_answer_free(struct zt_answer *a);

@@ -287,7 +287,7 @@ int zt_cmd_submit(const struct zt_options *o) {
     if (rc == 0)
         rc = zt_submit_request_fill(&req, &f, o, o->workers, &err);
     if (rc == 0)
-        rc = zt_source_ask(&source, &req.env, &a, &err);
+        rc = zt_source_ask_surely(&source, &req.env, &a, &err);
     zt_run_file_free(&f);
     if (rc) {
         zt_source_close(&source);
