@@ -12,6 +12,7 @@
 #include "core/spec.h"
 
 #define OVERRIDES_MAX 128
+#define AGE_MAX_MS (INT64_C(365) * 24 * 3600 * 1000)
 #define LOG_PIECE_MAX ((size_t)512 * 1024)
 
 static void refuse(struct zt_session *s, const Zt__Envelope *env, int code, const char *message)
@@ -63,6 +64,9 @@ static const char *bad_place(const char *run_id, uint32_t rank)
     return NULL;
 }
 
+/* -1 = not said. What no trainer can have reached is nothing said. */
+static int64_t step_said(int has, int64_t step) { return has && step >= 0 && step <= INT64_MAX / 2 ? step : -1; }
+
 static void on_register(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__Register *m = env->register_worker;
@@ -88,7 +92,7 @@ static void on_register(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     ev.u.reg.threads = m->threads;
     ev.u.reg.pid = m->pid;
     ev.u.reg.phase = m->has_phase ? (enum zt_trainer_phase)m->phase : ZT_TP_NONE;
-    ev.u.reg.step = m->has_step ? m->step : -1;
+    ev.u.reg.step = step_said(m->has_step, m->step);
     step(sh, s, env, &ev, false);
 }
 
@@ -114,8 +118,8 @@ static void on_beat(struct zt_shell *sh, struct zt_session *s, const Zt__Envelop
     ev.at = (struct zt_on_child){ m->run_id, m->generation, (int32_t)m->rank };
     ev.u.beat.seq = m->seq;
     ev.u.beat.phase = m->has_phase ? (enum zt_trainer_phase)m->phase : ZT_TP_NONE;
-    ev.u.beat.step = m->has_step ? m->step : -1;
-    ev.u.beat.progress_age_ms = m->has_progress_age_ms ? m->progress_age_ms : -1;
+    ev.u.beat.step = step_said(m->has_step, m->step);
+    ev.u.beat.progress_age_ms = m->has_progress_age_ms && m->progress_age_ms <= AGE_MAX_MS ? m->progress_age_ms : -1;
     ev.u.beat.activity = activity_of(m->activity);
     ev.u.beat.draining = m->has_draining && m->draining;
     step(sh, s, env, &ev, false);
@@ -192,7 +196,7 @@ static void on_failure(struct zt_shell *sh, struct zt_session *s, const Zt__Enve
     ev.at = (struct zt_on_child){ m->run_id, m->generation, (int32_t)m->rank };
     ev.u.failure.reason = reason;
     ev.u.failure.message = m->message ? m->message : "";
-    ev.u.failure.step = m->has_step ? m->step : -1;
+    ev.u.failure.step = step_said(m->has_step, m->step);
     ev.u.failure.exit_code = m->has_exit_code ? m->exit_code : -1;
     ev.u.failure.signal = m->has_signal ? m->signal : 0;
     ev.u.failure.peer = m->has_peer ? m->peer : -1;
@@ -383,9 +387,10 @@ static int make_run_id(char out[ZT_RUN_ID_MAX + 1], struct zt_error *err)
 static char *overrides_json(const Zt__Submit *m)
 {
     json_t *j = json_array();
-    for (size_t i = 0; j && i < m->n_overrides; i++)
-        json_array_append_new(j, json_string(m->overrides[i]));
-    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    bool whole = j != NULL;
+    for (size_t i = 0; whole && i < m->n_overrides; i++)
+        whole = json_array_append_new(j, json_string(m->overrides[i])) == 0;
+    char *text = whole ? json_dumps(j, JSON_COMPACT) : NULL;
     json_decref(j);
     return text;
 }

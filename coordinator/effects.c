@@ -228,6 +228,20 @@ static void release_replies(struct zt_shell *sh)
     }
 }
 
+/* A client is not left hanging while the disk refuses: what it asked for is taken, but not yet durable. Workers
+ * wait, and ask again by themselves. */
+static void say_unconfirmed(struct zt_shell *sh, uint64_t request)
+{
+    char text[600];
+    struct zt_request *q = zt_request_find(sh, request);
+    if (!q || !q->client || q->answered)
+        return;
+    snprintf(text, sizeof text, "the coordinator cannot write its database (%.300s), so nothing is confirmed. Free space: what "
+             "you asked for is carried out then, unless the coordinator stops before; zctl list shows it", sh->store_message);
+    zt_answer_error(sh, q->session, q->wire_id, ZT_EBUSY, text);
+    q->answered = true;
+}
+
 static void queue_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
 {
     if (p->after_txn <= sh->committed) {
@@ -241,6 +255,8 @@ static void queue_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
     w->next = NULL;
     *sh->waiting_last = w;
     sh->waiting_last = &w->next;
+    if (sh->store_state)
+        say_unconfirmed(sh, p->request);
 }
 
 /* ------------------------------------------------------------------------------ rows */
@@ -399,6 +415,7 @@ void zt_shell_committed(struct zt_shell *sh)
 void zt_shell_store_state(struct zt_shell *sh, int code, const char *message)
 {
     sh->store_state = code;
+    snprintf(sh->store_message, sizeof sh->store_message, "%s", message);
     if (code == 0) {
         zt_coord_log("info", "store_ok", "message=\"the database can be written again\"");
         return;
@@ -410,16 +427,8 @@ void zt_shell_store_state(struct zt_shell *sh, int code, const char *message)
     }
     struct zt_event ev = { .kind = ZT_EV_STORE_FAILED, .u.store.message = message };
     zt_shell_step(sh, &ev, NULL);
-    char text[512];
-    snprintf(text, sizeof text, "the coordinator cannot write its database (%.300s). Nothing was confirmed: free space, then "
-             "repeat the same command; what was already taken is not done twice", message);
-    for (struct zt_wait_reply *w = sh->waiting; w; w = w->next) {
-        struct zt_request *q = zt_request_find(sh, w->reply.request);
-        if (!q || !q->client || q->answered)
-            continue;
-        zt_answer_error(sh, q->session, q->wire_id, ZT_EBUSY, text);
-        q->answered = true;
-    }
+    for (struct zt_wait_reply *w = sh->waiting; w; w = w->next)
+        say_unconfirmed(sh, w->reply.request);
 }
 
 void zt_effects_end(struct zt_shell *sh)

@@ -121,7 +121,7 @@ struct zt_shell {
     uint64_t committed, durable; /* newest transaction known to be durable; told to the machine */
     struct zt_wait_reply *waiting, **waiting_last;
     struct zt_run_info *infos;
-    int store_state;
+    int store_state; char store_message[320]; /* of the newest failure to write, 0 when all is well */
 
     /* stop */
     bool running, stopping, server_closed, store_closing;

@@ -107,8 +107,11 @@ int zt_source_ask_surely(struct zt_source *s, Zt__Envelope *req, struct zt_answe
     double end = s->deadline > 0 ? s->deadline : zt_now() + REQUEST_SECONDS;
     for (double wait = 0.2;; wait = wait < 2 ? wait * 1.5 : 2) {
         int rc = zt_source_ask(s, req, a, err);
-        if (!s->reached || !changes(req) || (rc != ZT_EUNREACHABLE && rc != ZT_ETIMEOUT))
+        bool lost = rc == ZT_EUNREACHABLE || rc == ZT_ETIMEOUT;
+        if (!s->reached || !changes(req) || !(lost || (rc == ZT_EBUSY && s->deadline > 0)))
             return rc;
+        if (rc == ZT_EBUSY && zt_now() + wait >= end)
+            return rc; /* it said itself what became of the request */
         if (zt_now() + wait >= end)
             return zt_fail(err, s->deadline > 0 ? ZT_ETIMEOUT : rc,
                            "%s; it may have taken the request all the same: zctl list shows it when it is back",

@@ -33,7 +33,8 @@ void zt_source_close(struct zt_source *s);
 int zt_source_ask(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a, struct zt_error *err);
 /* The same, and a request that changes something is made again, with its request key so that it is
  * carried out once, when the coordinator goes away before it has answered: until s->deadline, or for
- * half a minute. A coordinator that was not there to begin with is not waited for. */
+ * half a minute. A busy one is asked again until s->deadline. A coordinator that was not there to begin
+ * with is not waited for. */
 int zt_source_ask_surely(struct zt_source *s, Zt__Envelope *req, struct zt_answer *a,
                          struct zt_error *err);
 /* The same, but a coordinator that is away or busy is waited for (until s->deadline). Only for requests

@@ -400,6 +400,27 @@ static void say_comm(struct fake *f)
         say(f, ZT__ENVELOPE__BODY_GET_COMM_ID, &get);
 }
 
+/* Numbers that no trainer can mean: neither obeyed nor an overflow. */
+static void say_wild_beat(struct fake *f)
+{
+    Zt__Beat m = ZT__BEAT__INIT;
+    uint8_t incarnation[16] = { (uint8_t)(1 + f->number) };
+    char id[16];
+    snprintf(id, sizeof id, "box/cpu-%d", f->number);
+    m.worker_id = id;
+    m.incarnation.data = incarnation;
+    m.incarnation.len = 16;
+    m.seq = 1;
+    m.run_id = f->run_id;
+    m.has_generation = m.has_rank = m.has_phase = m.has_step = m.has_progress_age_ms = 1;
+    m.generation = f->generation;
+    m.rank = (uint32_t)f->rank;
+    m.phase = ZT__TRAINER_PHASE__TP_RUNNING;
+    m.step = INT64_MAX;
+    m.progress_age_ms = INT64_MAX;
+    say(f, ZT__ENVELOPE__BODY_BEAT, &m);
+}
+
 static void say_steps(struct fake *f)
 {
     static struct a_report a[20];
@@ -509,6 +530,7 @@ Test(zcoord, a_run_of_two_workers_from_submit_to_succeeded) {
     cr_expect_eq(r.comm_ids, 2);
     cr_expect(memcmp(r.comm[0], "secret-1", 8) == 0 && memcmp(r.comm[1], "secret-1", 8) == 0);
     both(&r, say_in_comm, &acks);
+    both(&r, say_wild_beat, &acks);
     both(&r, say_steps, &acks);
     both(&r, say_steps, &acks); /* as after a lost acknowledgement */
     both(&r, say_log, &acks);
@@ -562,6 +584,9 @@ Test(zcoord, a_disk_that_refuses_keeps_reads_alive) {
     cr_expect_eq(submit(c, "during", yaml, 2, &a), ZT_EBUSY, "nothing may be confirmed");
     cr_expect(strstr(a.err.msg, "write") != NULL, "%s", a.err.msg);
     cr_expect_eq(submit(c, "refused", yaml, 3, &a), ZT_EBUSY);
+    cr_expect_eq(submit(c, "during", yaml, 2, &a), ZT_EBUSY, "a repeat is not left hanging either");
+    cr_expect_eq(cancel(c, "before", 4, &a), ZT_EBUSY, "nor is a cancel");
+    cr_expect(strstr(a.err.msg, "zctl list") != NULL, "%s", a.err.msg);
     cr_expect_eq(runs_listed(c), 1, "reads go on");
     cr_assert_eq(prlimit(d.pid, RLIMIT_FSIZE, &old, NULL), 0);
     int code = ZT_EBUSY;
@@ -574,6 +599,9 @@ Test(zcoord, a_disk_that_refuses_keeps_reads_alive) {
     }
     cr_expect_eq(code, 0, "%s", a.err.msg);
     cr_expect_eq(runs_listed(c), 2, "the repeated request is the same run");
+    cr_assert_eq(cancel(c, "before", 4, &a), 0, "%s", a.err.msg);
+    cr_expect_str_eq(a.env->cancel_reply->state, "CANCELLED");
+    drop(&a);
     zt_call_close(c);
     cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
     remove_tree(d.dir);
