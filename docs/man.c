@@ -32,8 +32,6 @@ static char *help_text(enum zt_command c) {
     return fclose(f) == 0 ? text : NULL;
 }
 
-static int everywhere(const struct zt_option *r) { return r->commands == (1u << ZT_CMD_COUNT) - 1; }
-
 static void option(FILE *out, const struct zt_option *r) {
     fputs(".TP\n.B ", out);
     if (r->letter) fprintf(out, "\\-%c, ", r->letter);
@@ -69,7 +67,7 @@ static int command(FILE *out, enum zt_command c) {
     fputc('\n', out);
     free(text);
     for (int i = 0; zt_option_row(i); i++)
-        if (zt_option_row(i)->commands & (1u << c) && !everywhere(zt_option_row(i)))
+        if (zt_option_row(i)->commands & (1u << c) && !zt_option_common(zt_option_row(i)))
             option(out, zt_option_row(i));
     return 0;
 }
@@ -103,7 +101,7 @@ static void tail(FILE *out) {
                  {ZT_EXIT_AUTH, "not allowed"},
                  {ZT_EXIT_CONFLICT, "conflict"},
                  {ZT_EXIT_UNREACHABLE, "no coordinator"},
-                 {ZT_EXIT_NOPLACE, "cannot be placed"},
+                 {ZT_EXIT_NOPLACE, "kept for plans that do not fit; not returned by this version"},
                  {ZT_EXIT_VERSION, "versions do not fit"},
                  {ZT_EXIT_CANCELLED, "the run was cancelled"},
                  {ZT_EXIT_OTHER, "other"},
@@ -111,7 +109,7 @@ static void tail(FILE *out) {
                  {ZT_EXIT_INTERRUPT, "Ctrl\\-C"}};
     fputs(".SH OPTIONS OF EVERY COMMAND\n", out);
     for (int i = 0; zt_option_row(i); i++)
-        if (everywhere(zt_option_row(i))) option(out, zt_option_row(i));
+        if (zt_option_common(zt_option_row(i))) option(out, zt_option_row(i));
     fputs(".SH EXIT STATUS\n", out);
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         fprintf(out, ".TP\n.B %d\n%s\n", codes[i].code, codes[i].text);

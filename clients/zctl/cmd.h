@@ -49,7 +49,7 @@ void zt_run_file_free(struct zt_run_file *f);
 /* A new request key each; f must live while *req is used. */
 struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 4]; };
 int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
-                           const struct zt_options *o, int workers, struct zt_error *err);
+                           int workers, struct zt_error *err);
 
 /* ---- read.c ---- */
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
@@ -67,6 +67,7 @@ struct zt_follow *zt_follow_new(const struct zt_options *o, const char *run);
 void zt_follow_free(struct zt_follow *f);
 /* Everything there is now; state: the run's, by the logs' own answer. */
 int zt_follow_logs(struct zt_follow *f, struct zt_source *s, FILE *out, struct zt_error *err);
+enum { ZT_LEVEL_DEBUG = 0, ZT_LEVEL_INFO, ZT_LEVEL_WARNING, ZT_LEVEL_ERROR };
 int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32_t least_level,
                      struct zt_error *err);
 void zt_follow_flush(struct zt_follow *f, FILE *out); /* lines without their end */

@@ -273,7 +273,9 @@ void zt_detach_on_interrupt(void) {
 
 /* ---------------------------------------------------------------------------------- commands */
 
-/* Waits for the end of the run while `each` prints what is new. */
+static uint32_t least_level(const struct zt_options *o) { return o->all ? ZT_LEVEL_DEBUG : ZT_LEVEL_INFO; }
+
+/* Waits for the end of the run while what is new is printed. */
 static int until_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out,
                      char state[32], struct zt_error *err) {
     for (bool ended = false;;) {
@@ -285,7 +287,7 @@ static int until_end(struct zt_follow *f, struct zt_source *s, bool logs, bool e
         zt_answer_free(&a);
         ended = zt_exit_of_state(state) >= 0;
         if (events)
-            rc = zt_follow_events(f, s, out, 0, err);
+            rc = zt_follow_events(f, s, out, least_level(&f->o), err);
         if (rc == 0 && logs)
             rc = zt_follow_logs(f, s, out, err);
         fflush(out);
@@ -332,12 +334,12 @@ static int stream_command(const struct zt_options *o, bool logs) {
     if (rc == 0 && o->follow && o->subject)
         rc = until_end(f, &s, logs, !logs, stdout, state, &err);
     while (rc == 0 && o->follow && !o->subject) { /* all events, for ever */
-        rc = zt_follow_events(f, &s, stdout, 0, &err);
+        rc = zt_follow_events(f, &s, stdout, least_level(o), &err);
         fflush(stdout);
         zt_pause(POLL_SECONDS);
     }
     if (rc == 0 && !o->follow)
-        rc = logs ? zt_follow_logs(f, &s, stdout, &err) : zt_follow_events(f, &s, stdout, 0, &err);
+        rc = logs ? zt_follow_logs(f, &s, stdout, &err) : zt_follow_events(f, &s, stdout, least_level(o), &err);
     zt_follow_flush(f, stdout);
     int code = rc ? zt_report(rc, &err) : print_collected(f, logs ? "lines" : "events", stdout);
     zt_follow_free(f);

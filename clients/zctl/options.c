@@ -47,11 +47,12 @@ static const struct { const char *name, *subject; bool needed; const char *help,
 
 #define ON(c) (1u << ZT_CMD_##c)
 #define EVERYWHERE ((1u << ZT_CMD_COUNT) - 1)
+#define ELSEWHERE (EVERYWHERE & ~ON(RUN)) /* run has a coordinator of its own */
 
 enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
-    OPT_WORKERS, OPT_FOLLOW, OPT_FORCE, OPT_SHOW, OPT_NOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP,
-    OPT_EVERY, OPT_ATTEMPT, OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_INTERVAL
+    OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
+    OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL
 };
 
 static const struct zt_option rows[] = {
@@ -62,9 +63,7 @@ static const struct zt_option rows[] = {
     {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
      "Keep printing until the run ends; Ctrl-C leaves the run alone."},
-    {"--force", 0, NULL, ON(SUBMIT), OPT_FORCE, "Submit although the plan says that it does not fit."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
-    {"--now", 0, NULL, ON(CANCEL), OPT_NOW, "Kill the trainers without a grace period."},
     {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
     {"--threads", 0, "N", ON(RUN), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
@@ -76,11 +75,12 @@ static const struct zt_option rows[] = {
     {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
     {"--limit", 0, "N", ON(LIST), OPT_LIMIT, "At most N runs."},
     {"--active", 0, NULL, ON(LIST), OPT_ACTIVE, "Only runs that have not ended."},
+    {"--all", 0, NULL, ON(EVENTS), OPT_ALL, "Those of level debug too."},
     {"--interval", 0, "S", ON(WATCH), OPT_INTERVAL, "Seconds between looks; default 2."},
-    {"--coord", 0, "HOST:PORT", EVERYWHERE, OPT_COORD,
-     "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000."},
-    {"--token-file", 0, "FILE", EVERYWHERE, OPT_TOKEN,
-     "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user."},
+    {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
+     "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
+    {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
+     "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user. Not with run."},
     {"--state", 0, "DIR", EVERYWHERE, OPT_STATE,
      "Read a coordinator's state folder; no daemon is needed. With run: the folder to use."},
     {"--output", 'o', "FORMAT", EVERYWHERE, OPT_OUTPUT,
@@ -92,6 +92,8 @@ static const struct zt_option rows[] = {
 #define N_ROWS ((int)(sizeof rows / sizeof rows[0]))
 
 const struct zt_option *zt_option_row(int i) { return i >= 0 && i < N_ROWS ? &rows[i] : NULL; }
+
+bool zt_option_common(const struct zt_option *r) { return (r->commands & ELSEWHERE) == ELSEWHERE; }
 
 const char *zt_command_name(enum zt_command c) { return commands[c].name; }
 
@@ -250,9 +252,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_NAME: o->name = v; return 0;
     case OPT_WORKERS: return count(r->name, v, 65536, &o->workers, err);
     case OPT_FOLLOW: o->follow = true; return 0;
-    case OPT_FORCE: o->force = true; return 0;
     case OPT_SHOW: o->show = true; return 0;
-    case OPT_NOW: o->now = true; return 0;
     case OPT_MEMORY: return seconds(r->name, v, 1e6, &o->memory_gib, err);
     case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);
     case OPT_RANK: return ranks(v, o, err);
@@ -262,6 +262,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_TAIL: return count(r->name, v, 1 << 30, &o->tail, err);
     case OPT_LIMIT: return count(r->name, v, 1 << 20, &o->limit, err);
     case OPT_ACTIVE: o->active = true; return 0;
+    case OPT_ALL: o->all = true; return 0;
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "option %s has no place", r->name);
@@ -337,9 +338,15 @@ static int parse_option(int argc, char *const *argv, int *i, struct zt_options *
 
 static int check_used(const struct zt_options *o, uint32_t used, struct zt_error *err) {
     for (int i = 0; i < N_ROWS; i++)
-        if ((used & (1u << i)) && !(rows[i].commands & (1u << o->command)))
+        if ((used & (1u << i)) && !(rows[i].commands & (1u << o->command))) {
+            if (zt_option_common(&rows[i]))
+                return zt_fail(err, ZT_EINVAL,
+                               "zctl run takes no %s: it starts a coordinator of its own; zctl submit hands "
+                               "the file to one that runs",
+                               rows[i].name);
             return zt_fail(err, ZT_EINVAL, "zctl %s has no option %s; see zctl help %s",
                            commands[o->command].name, rows[i].name, commands[o->command].name);
+        }
     return 0;
 }
 
@@ -424,7 +431,7 @@ static void help_option(FILE *out, const struct zt_option *r) {
 
 static void help_options(FILE *out, uint32_t mask, bool everywhere) {
     for (int i = 0; i < N_ROWS; i++)
-        if ((rows[i].commands & mask) && (rows[i].commands == EVERYWHERE) == everywhere)
+        if ((rows[i].commands & mask) && zt_option_common(&rows[i]) == everywhere)
             help_option(out, &rows[i]);
 }
 
@@ -444,8 +451,8 @@ void zt_help(FILE *out) {
     help_options(out, EVERYWHERE, true);
     fputs("\nRUN is a run's id, the start of one, its name (the newest of that name) or @latest.\n"
           "exit codes: 0 done, 1 the run failed, 2 wrong use or run file, 3 not found, 4 not allowed,\n"
-          "5 conflict, 6 no coordinator, 7 cannot be placed, 8 versions, 9 cancelled, 10 other,\n"
-          "124 timeout, 130 Ctrl-C\n",
+          "5 conflict, 6 no coordinator, 8 versions, 9 cancelled, 10 other, 124 timeout, 130 Ctrl-C\n"
+          "(7 is kept for plans that do not fit; nothing returns it in this version)\n",
           out);
 }
 

@@ -34,7 +34,7 @@ struct zt_options {
     int n_set;
     const char *name;
     int workers;                  /* 0 = not given */
-    bool follow, force, show, now;
+    bool follow, show;
     /* run */
     double memory_gib;            /* 0 = not given */
     int threads;
@@ -46,6 +46,7 @@ struct zt_options {
     int64_t every;                /* 0 = every step */
     int attempt, tail, limit;     /* 0 = not given */
     bool active;
+    bool all;                     /* events: those of level debug too */
     double interval;
 };
 
@@ -60,6 +61,8 @@ const char *zt_command_name(enum zt_command c);
 /* The table's rows, for tests and completion: "--tail", 't' or 0, "N" or NULL; NULL past the end. */
 struct zt_option { const char *name; char letter; const char *arg; uint32_t commands; int id; const char *help; };
 const struct zt_option *zt_option_row(int i);
+/* An option of every command (perhaps but run), not of some. */
+bool zt_option_common(const struct zt_option *r);
 
 /* Exit code of a failed function (the list in docs/manual.md): EINVAL 2, ENOTFOUND 3, ... */
 int zt_exit_code(int zt_code);

@@ -533,8 +533,6 @@ int zt_cmd_cancel(const struct zt_options *o) {
     cancel.request_key.data = key;
     cancel.request_key.len = sizeof key;
     cancel.run = (char *)(uintptr_t)o->subject;
-    cancel.has_now = o->now;
-    cancel.now = o->now;
     req.body_case = ZT__ENVELOPE__BODY_CANCEL;
     req.cancel = &cancel;
     int rc = ask(o, &s, &req, &a);

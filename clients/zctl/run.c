@@ -283,7 +283,7 @@ static void stop_all(struct local *l) {
 
 /* ---------------------------------------------------------------------------------- the run */
 
-static int cancel_run(struct local *l, const char *run, bool now, struct zt_error *err) {
+static int cancel_run(struct local *l, const char *run, struct zt_error *err) {
     Zt__Cancel cancel = ZT__CANCEL__INIT;
     Zt__Envelope req = ZT__ENVELOPE__INIT;
     struct zt_answer a;
@@ -293,8 +293,6 @@ static int cancel_run(struct local *l, const char *run, bool now, struct zt_erro
     cancel.request_key.data = key;
     cancel.request_key.len = sizeof key;
     cancel.run = (char *)(uintptr_t)run;
-    cancel.has_now = now;
-    cancel.now = now;
     req.body_case = ZT__ENVELOPE__BODY_CANCEL;
     req.cancel = &cancel;
     int rc = zt_source_ask(&l->source, &req, &a, err);
@@ -320,7 +318,7 @@ static int cancel_leftovers(struct local *l, struct zt_error *err) {
         if (zt_exit_of_state(s->state) >= 0)
             continue;
         fprintf(stderr, "zctl: cancelling run %s \"%s\", left by an earlier zctl run\n", s->run_id, s->name);
-        rc = cancel_run(l, s->run_id, true, err);
+        rc = cancel_run(l, s->run_id, err);
     }
     zt_answer_free(&a);
     return rc;
@@ -331,7 +329,7 @@ static int submit(struct local *l, struct zt_error *err) {
     struct zt_submit_request req;
     double end = zt_now() + 120;
     bool told = false;
-    int rc = zt_submit_request_fill(&req, l->file, l->o, l->workers, err);
+    int rc = zt_submit_request_fill(&req, l->file, l->workers, err);
     if (rc)
         return rc;
     for (;;) {
@@ -476,7 +474,7 @@ static int look(struct local *l, struct zt_answer *a, struct zt_error *err) {
         size_t n = 0;
         FILE *mem = open_memstream(&text, &n);
         if (mem) {
-            rc = zt_follow_events(l->events, &l->source, mem, 2 /* warnings */, err);
+            rc = zt_follow_events(l->events, &l->source, mem, ZT_LEVEL_WARNING, err);
             fclose(mem);
             if (n > 0) {
                 end_line(l);
@@ -499,7 +497,7 @@ static void heed_interrupts(struct local *l) {
     end_line(l);
     fprintf(stderr, "zctl: %s: cancelling the run%s\n", late ? "time is up" : "interrupted",
             late ? "" : " (again: kill it)");
-    l->cancelled = cancel_run(l, l->run, false, &err) == 0;
+    l->cancelled = cancel_run(l, l->run, &err) == 0;
 }
 
 /* Until the run has ended: 0 and its last state in *a. */

@@ -120,7 +120,7 @@ static int check_workers(const struct zt_run_file *f, int workers, struct zt_spe
 }
 
 int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
-                           const struct zt_options *o, int workers, struct zt_error *err) {
+                           int workers, struct zt_error *err) {
     memset(r, 0, sizeof *r);
     zt__envelope__init(&r->env);
     zt__submit__init(&r->submit);
@@ -135,8 +135,6 @@ int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file
     r->submit.file = (char *)(uintptr_t)f->file;
     r->submit.overrides = r->sets;
     r->submit.n_overrides = (size_t)f->n_set;
-    r->submit.has_force = o->force;
-    r->submit.force = o->force;
     r->submit.has_workers = workers > 0;
     r->submit.workers = (uint32_t)workers;
     r->env.body_case = ZT__ENVELOPE__BODY_SUBMIT;
@@ -249,7 +247,7 @@ static int follow_run(const struct zt_options *o, struct zt_source *s, const cha
         if (rc == 0)
             code = zt_exit_of_state(a.env->run_detail->summary->state);
         if (rc == 0)
-            rc = zt_follow_events(f, s, stdout, 1 /* not what is for debugging */, &err);
+            rc = zt_follow_events(f, s, stdout, ZT_LEVEL_INFO, &err);
         if (rc == 0)
             rc = zt_follow_logs(f, s, stdout, &err);
         fflush(stdout);
@@ -285,7 +283,7 @@ int zt_cmd_submit(const struct zt_options *o) {
     }
     rc = zt_source_open(o, &source, &err);
     if (rc == 0)
-        rc = zt_submit_request_fill(&req, &f, o, o->workers, &err);
+        rc = zt_submit_request_fill(&req, &f, o->workers, &err);
     if (rc == 0)
         rc = zt_source_ask_surely(&source, &req.env, &a, &err);
     zt_run_file_free(&f);

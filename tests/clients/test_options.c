@@ -78,8 +78,12 @@ Test(options, values_arrive) {
     cr_assert_str_eq(o.name, "n");
     cr_assert_eq(o.threads, 2);
     cr_assert_eq(o.memory_gib, 0.25);
-    cr_assert_eq(PARSE("submit", "-f", "f.yaml", "--force"), 0);
-    cr_assert(o.follow && o.force);
+    cr_assert_eq(PARSE("submit", "-f", "f.yaml"), 0);
+    cr_assert(o.follow);
+    cr_assert_eq(PARSE("events", "r", "--all"), 0);
+    cr_assert(o.all);
+    cr_assert_eq(PARSE("events", "r"), 0);
+    cr_assert_not(o.all);
     cr_assert_eq(PARSE("metrics", "r", "--rank", "all", "--step", "5:", "--every", "10", "-o", "csv"), 0);
     cr_assert(o.ranks_all);
     cr_assert_eq(o.step_from, 5);
@@ -99,8 +103,7 @@ Test(options, values_arrive) {
     cr_assert_str_eq(o.state, "/s");
     cr_assert(o.active);
     cr_assert_eq(o.limit, 3);
-    cr_assert_eq(PARSE("cancel", "r", "--now", "--coord", "h:1", "--token-file", "/t", "--timeout", "3"), 0);
-    cr_assert(o.now);
+    cr_assert_eq(PARSE("cancel", "r", "--coord", "h:1", "--token-file", "/t", "--timeout", "3"), 0);
     cr_assert_str_eq(o.coord, "h:1");
     cr_assert_str_eq(o.token_file, "/t");
     cr_assert_eq(o.timeout, 3);
@@ -146,7 +149,16 @@ Test(options, refusals) {
         {{"run", "f", "--workers", "99999999999999999999"},
          "--workers 99999999999999999999: expected a whole number from 1 to 65536"},
         {{"run", "f", "--follow"}, "zctl run has no option --follow; see zctl help run"},
-        {{"cancel", "r", "--now=1"}, "option --now takes no value"},
+        {{"list", "--active=1"}, "option --active takes no value"},
+        {{"cancel", "r", "--now"}, "unknown option --now; see zctl help"},
+        {{"submit", "f", "--force"}, "unknown option --force; see zctl help"},
+        {{"logs", "r", "--all"}, "zctl logs has no option --all; see zctl help logs"},
+        {{"run", "f", "--coord", "h:1"},
+         "zctl run takes no --coord: it starts a coordinator of its own; zctl submit hands the file to one "
+         "that runs"},
+        {{"run", "--token-file=/t", "f"},
+         "zctl run takes no --token-file: it starts a coordinator of its own; zctl submit hands the file to one "
+         "that runs"},
         {{"list", "-o", "yaml"}, "--output yaml: expected one of table, json, jsonl, csv"},
         {{"list", "--color", "blue"}, "--color blue: expected one of auto, always, never"},
         {{"list", "--timeout", "0"}, "--timeout 0: expected a number above 0"},
@@ -181,6 +193,24 @@ Test(options, help_names_everything) {
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         cr_assert_leq(strlen(line), 100, "%s", line);
     free(text);
+}
+
+static char *help_of(enum zt_command c) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    zt_help_command(f, c);
+    fclose(f);
+    return text;
+}
+
+Test(options, help_of_run_names_no_coordinator) {
+    char *run = help_of(ZT_CMD_RUN), *submit = help_of(ZT_CMD_SUBMIT);
+    cr_assert_null(strstr(run, "--coord"), "%s", run);
+    cr_assert_null(strstr(run, "--token-file"), "%s", run);
+    cr_assert(strstr(run, "--state") && strstr(submit, "--coord") && strstr(submit, "--token-file"));
+    free(run);
+    free(submit);
 }
 
 /* The documented exit codes. */
