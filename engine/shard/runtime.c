@@ -229,7 +229,7 @@ static int keep_shard(struct zt_runtime *r, struct rt_group *g, struct zt_error 
     rc = r->env.ops->add(r->env.ctx, t, g->grad_own, g->grad_own, rt_at(g->grad, g->own_from, t),
                          g->own_count, err);
     rt_gradient_drop(r, g);
-    return rc ? rc : rt_interval(r, ZT_IV_COMPUTE, "add gradients", start, err);
+    return rc ? rc : rt_interval(r, ZT_IV_UPDATE, "add gradients", start, err);
 }
 
 /* Edge (2) for every launched group, oldest first. */

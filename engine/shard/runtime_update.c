@@ -106,7 +106,7 @@ int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct
     double clip = zt_clip_coefficient(*grad_norm, r->env.spec->optimizer.max_norm);
     for (int i = 0; i < r->layout.n_groups; i++)
         if (r->groups[i].def->trainable) RT_TRY(step_group(r, &r->groups[i], lr, clip, err));
-    RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "update", start, err));
+    RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
     RT_TRY(gather_updated(r, err));
     for (int i = 0; i < r->layout.n_groups; i++) {
         rt_gradient_drop(r, &r->groups[i]);

@@ -83,15 +83,6 @@ static int64_t length(const struct spans *s) {
     return sum;
 }
 
-static int64_t length_after(const struct spans *s, int64_t t) {
-    int64_t sum = 0;
-    for (size_t i = 0; i < s->n; i++) {
-        int64_t from = s->items[i].from > t ? s->items[i].from : t;
-        if (s->items[i].to > from) sum += s->items[i].to - from;
-    }
-    return sum;
-}
-
 static void by_add(struct zt_exposed *out, const struct zt_interval *it, int64_t ns) {
     const char *group = it->group ? it->group : "", *kind = it->name ? it->name : "";
     int i;
@@ -109,21 +100,22 @@ static void by_add(struct zt_exposed *out, const struct zt_interval *it, int64_t
     out->by[i].seconds += 1e-9 * (double)ns;
 }
 
-/* |comm \ compute|, and by owner. Both lists are sorted and disjoint. */
-static int64_t exposed_of(const struct spans *comm, const struct spans *compute,
+/* |comm \ compute| from instant `after` on, and by owner where `out` is given. Both lists are
+ * sorted and disjoint. */
+static int64_t exposed_of(const struct spans *comm, const struct spans *compute, int64_t after,
                           struct zt_exposed *out) {
     int64_t sum = 0;
     size_t j = 0;
     for (size_t i = 0; i < comm->n; i++) {
         const struct span *c = &comm->items[i];
-        int64_t at = c->from, bare = 0;
+        int64_t at = c->from > after ? c->from : after, bare = 0;
         while (j < compute->n && compute->items[j].to <= at) j++;
         for (size_t k = j; k < compute->n && compute->items[k].from < c->to; k++) {
             if (compute->items[k].from > at) bare += compute->items[k].from - at;
             at = compute->items[k].to;
         }
         if (at < c->to) bare += c->to - at;
-        if (bare) by_add(out, c->source, bare);
+        if (bare && out) by_add(out, c->source, bare);
         sum += bare;
     }
     return sum;
@@ -139,27 +131,30 @@ int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t 
 }
 
 int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out) {
-    struct spans compute = {0}, comm = {0}, stall = {0}, busy = {0};
+    struct spans work = {0}, compute = {0}, comm = {0}, stall = {0}, busy = {0};
     int rc;
     memset(out, 0, sizeof *out);
-    if ((rc = spans_of(iv, KIND(ZT_IV_COMPUTE), end_ns, &compute)) ||
+    if ((rc = spans_of(iv, KIND(ZT_IV_COMPUTE), end_ns, &work)) ||
+        (rc = spans_of(iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_UPDATE), end_ns, &compute)) ||
         (rc = spans_of(iv, KIND(ZT_IV_COMM), end_ns, &comm)) ||
         (rc = spans_of(iv, KIND(ZT_IV_STALL), end_ns, &stall)) ||
-        (rc = spans_of(iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_COMM) | KIND(ZT_IV_COPY), end_ns,
-                       &busy)))
+        (rc = spans_of(
+             iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_UPDATE) | KIND(ZT_IV_COMM) | KIND(ZT_IV_COPY),
+             end_ns, &busy)))
         goto out;
     int64_t step = end_ns > iv->step_start_ns ? end_ns - iv->step_start_ns : 0;
-    int64_t exposed = exposed_of(&comm, &compute, out);
-    int64_t last = compute.n ? compute.items[compute.n - 1].to : iv->step_start_ns;
+    int64_t exposed = exposed_of(&comm, &compute, iv->step_start_ns, out);
+    int64_t last = work.n ? work.items[work.n - 1].to : iv->step_start_ns;
     out->step_seconds = 1e-9 * (double)step;
     out->compute_seconds = 1e-9 * (double)length(&compute);
     out->comm_seconds = 1e-9 * (double)length(&comm);
     out->exposed_comm_seconds = 1e-9 * (double)exposed;
     out->overlapped_seconds = 1e-9 * (double)(length(&comm) - exposed);
     out->stall_seconds = 1e-9 * (double)length(&stall);
-    out->tail_seconds = 1e-9 * (double)length_after(&comm, last);
+    out->tail_seconds = 1e-9 * (double)exposed_of(&comm, &compute, last, NULL);
     out->idle_seconds = 1e-9 * (double)(step - length(&busy));
 out:
+    free(work.items);
     free(compute.items);
     free(comm.items);
     free(stall.items);

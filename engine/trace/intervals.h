@@ -8,7 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum zt_interval_kind { ZT_IV_COMPUTE = 0, ZT_IV_COMM, ZT_IV_COPY, ZT_IV_STALL };
+/* UPDATE is compute too (adding up and stepping), but of the kind that waits for communication: the
+ * step's tail begins where forward and backward end, whatever is computed after that. */
+enum zt_interval_kind { ZT_IV_COMPUTE = 0, ZT_IV_COMM, ZT_IV_COPY, ZT_IV_STALL, ZT_IV_UPDATE };
 struct zt_interval {
     int64_t start_ns, end_ns;
     enum zt_interval_kind kind;
@@ -37,9 +39,9 @@ int zt_intervals_add(struct zt_intervals *iv, struct zt_interval item); /* ZT_EN
 /* Union of the communication intervals so far, control left out (the straggler figure); 0 or
  * ZT_ENOMEM. */
 int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t *ns);
-/* Everything is clipped to [step_start, end]. tail = communication after the last compute interval
- * of the step. An instant of exposed time belongs to the earliest-started collective that runs
- * then. 0 or ZT_ENOMEM. */
+/* Everything is clipped to [step_start, end]. tail = exposed communication after the last COMPUTE
+ * interval of the step. An instant of exposed time belongs to the earliest-started collective that
+ * runs then. 0 or ZT_ENOMEM. */
 int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
 void zt_intervals_free(struct zt_intervals *iv);
 

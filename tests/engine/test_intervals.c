@@ -68,6 +68,23 @@ Test(intervals, split_by_owner_of_the_instant) {
     zt_intervals_free(&iv);
 }
 
+/* [20,40) follows the last backward; [26,32) of it is hidden behind the update. */
+Test(intervals, tail_begins_where_backward_ends) {
+    struct zt_intervals iv = {0};
+    struct zt_exposed e;
+    zt_intervals_begin_step(&iv, 0);
+    add(&iv, 0, 20, ZT_IV_COMPUTE, NULL, "backward");
+    add(&iv, 10, 40, ZT_IV_COMM, "dp_replicate", "all_reduce");
+    add(&iv, 26, 32, ZT_IV_UPDATE, NULL, "add gradients");
+    add(&iv, 40, 50, ZT_IV_UPDATE, NULL, "update");
+    cr_assert_eq(zt_intervals_finish(&iv, 50, &e), 0);
+    cr_assert_eq(ns(e.compute_seconds), 36);
+    cr_assert_eq(ns(e.exposed_comm_seconds), 14);
+    cr_assert_eq(ns(e.tail_seconds), 14);
+    cr_assert_eq(ns(e.idle_seconds), 0);
+    zt_intervals_free(&iv);
+}
+
 Test(intervals, clipped_to_the_step_and_reset) {
     struct zt_intervals iv = {0};
     struct zt_exposed e;
@@ -92,9 +109,11 @@ Test(intervals, random_against_counting_every_instant) {
     for (uint32_t round = 0; round < 50; round++) {
         struct zt_intervals iv = {0};
         struct zt_exposed e;
-        bool compute[SPAN] = {0}, comm[SPAN] = {0}, copy[SPAN] = {0}, stall[SPAN] = {0};
+        bool compute[SPAN] = {0}, update[SPAN] = {0}, comm[SPAN] = {0}, copy[SPAN] = {0},
+             stall[SPAN] = {0};
         int owner[SPAN], owner_start[SPAN];
         int64_t by[3] = {0}, n_comm = 0, n_comp = 0, exposed = 0, idle = 0, n_stall = 0;
+        int64_t last = 0, tail = 0;
         for (int t = 0; t < SPAN; t++) owner[t] = -1;
         zt_intervals_begin_step(&iv, 0);
         for (uint32_t i = 0; i < ITEMS; i++) {
@@ -102,10 +121,12 @@ Test(intervals, random_against_counting_every_instant) {
             zt_rng_words(7, ZT_RNG_TEST, round, 0, i, w);
             int a = (int)(w[0] % SPAN), n = (int)(w[1] % 30), g = (int)(w[3] % 3);
             int b = a + n > SPAN ? SPAN : a + n;
-            enum zt_interval_kind k = (enum zt_interval_kind)(w[2] % 4);
+            enum zt_interval_kind k = (enum zt_interval_kind)(w[2] % 5);
             add(&iv, a, b, k, groups[g], "x");
             for (int t = a; t < b; t++) {
                 if (k == ZT_IV_COMPUTE) compute[t] = true;
+                if (k == ZT_IV_COMPUTE && t + 1 > last) last = t + 1;
+                if (k == ZT_IV_UPDATE) update[t] = true;
                 if (k == ZT_IV_COPY) copy[t] = true;
                 if (k == ZT_IV_STALL) stall[t] = true;
                 if (k == ZT_IV_COMM && (!comm[t] || a < owner_start[t])) {
@@ -116,12 +137,14 @@ Test(intervals, random_against_counting_every_instant) {
             }
         }
         for (int t = 0; t < SPAN; t++) {
+            compute[t] |= update[t];
             n_comm += comm[t];
             n_comp += compute[t];
             n_stall += stall[t];
             idle += !comm[t] && !compute[t] && !copy[t];
             if (comm[t] && !compute[t]) {
                 exposed++;
+                tail += t >= last;
                 by[owner[t]]++;
             }
         }
@@ -129,6 +152,7 @@ Test(intervals, random_against_counting_every_instant) {
         cr_assert_eq(ns(e.comm_seconds), n_comm);
         cr_assert_eq(ns(e.compute_seconds), n_comp);
         cr_assert_eq(ns(e.exposed_comm_seconds), exposed);
+        cr_assert_eq(ns(e.tail_seconds), tail);
         cr_assert_eq(ns(e.stall_seconds), n_stall);
         cr_assert_eq(ns(e.idle_seconds), idle);
         for (int i = 0; i < e.n_by; i++) {

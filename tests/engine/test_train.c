@@ -455,6 +455,8 @@ Test(train, waiting_for_a_late_rank_is_exposed_and_named) {
         cr_assert_geq(r->exposed.exposed_comm_seconds, 0.15, "step %d: %g", s,
                       r->exposed.exposed_comm_seconds);
         cr_assert_geq(r->straggler_wait_seconds, 0.15);
+        cr_assert_geq(r->exposed.tail_seconds, 0.15, "backward was over long before");
+        cr_assert_leq(r->exposed.tail_seconds, r->exposed.exposed_comm_seconds);
         cr_assert_eq(late->straggler_wait_seconds, 0.0);
         cr_assert_leq(r->exposed.exposed_comm_seconds, r->exposed.comm_seconds + 1e-9);
         double by = 0;
