@@ -52,9 +52,11 @@ out:
     return rc;
 }
 
+/* Every rank opens the same files: rank 0 tells of them for all. */
 static void data_event(void *arg, const char *kind, const char *message) {
     struct zt_trainer *t = arg;
-    if (t->hooks->event) t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, kind, message);
+    if (t->hooks->event && t->config->rank == 0)
+        t->hooks->event(t->hooks->arg, ZT_EVENT_INFO, kind, message);
 }
 
 static int open_data(struct zt_trainer *t, struct zt_error *err) {

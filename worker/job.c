@@ -276,6 +276,8 @@ static void on_event(struct zw_job *j, const Zt__ReportEvent *from)
     ev.run_id = j->run_id;
     ev.generation = j->generation;
     ev.rank = j->rank;
+    ev.has_seq = 1; /* sent again after a lost answer, it is stored once */
+    ev.seq = ++j->event_seq;
     env.body_case = ZT__ENVELOPE__BODY_REPORT_EVENT;
     env.report_event = &ev;
     j->events_pending++;

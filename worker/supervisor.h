@@ -65,6 +65,7 @@ struct zw_job {
     uint64_t retry_at;          /* after a refusal that may pass */
     bool reports_refused;       /* STALE: nothing more of this generation is wanted */
     size_t events_pending;
+    uint64_t event_seq;
     bool dead;                  /* all told; waits for handles */
     int requests;               /* outstanding with this job as argument */
 };

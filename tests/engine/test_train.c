@@ -242,6 +242,27 @@ Test(train, evaluation_at_world_four_ends_with_ranks_out_of_rows) {
     cr_assert_float_eq(seen[0], seen[1], 1e-6 * seen[0]);
 }
 
+/* validation.steps batches on every rank, at most what there is. */
+Test(train, evaluation_of_some_batches) {
+    const char *path = text(), *valid = data_text("valid.txt", 10 * T + 1, 5);
+    const char *yaml = MODEL "dataset: {path: %s}\nvalidation: {path: %s, steps: %d}\n"
+                             "training: {steps: 1, seq_len: %d, local_batch_size: 2}\n";
+    static const int rows[][2] = {{1, 4}, {2, 8}, {3, 10}};
+    for (int i = 0; i < 3; i++) {
+        struct train_job *j = train_ok(2, train_yaml(yaml, path, valid, rows[i][0], T));
+        cr_assert_eq(j->rank[1].report[1].eval_rows, rows[i][1]);
+        cr_assert_eq(j->rank[1].report[1].eval_tokens, rows[i][1] * T);
+    }
+    /* 8192 x (2^51 + 1) wraps to 8192 in 64 bits */
+    valid = data_text("long.txt", 8200 + 1, 5);
+    struct train_job *j = train_ok(
+        1, train_yaml(MODEL "dataset: {path: %s}\n"
+                            "validation: {path: %s, steps: 2251799813685249}\n"
+                            "training: {steps: 1, seq_len: 1, local_batch_size: 8192}\n",
+                      path, valid));
+    cr_assert_eq(j->rank[0].report[1].eval_rows, 8200);
+}
+
 Test(train, held_out_tail_is_not_trained_on) {
     const char *path = data_text("small.txt", 20 * T + 1, 7);
     struct train_job *j = train_ok(
@@ -250,6 +271,21 @@ Test(train, held_out_tail_is_not_trained_on) {
                       path, T));
     cr_assert_eq(j->rank[0].result.steps, 15);
     cr_assert_eq(j->rank[0].report[1].eval_rows, 5);
+}
+
+/* Every rank passes over the same file; it is told once. */
+Test(train, a_file_passed_over_is_told_by_one_rank) {
+    char folder[600];
+    snprintf(folder, sizeof folder, "%s", data_text("text", 40 * T + 1, 7));
+    *strrchr(folder, '/') = '\0';
+    data_write("tiny", "abc", 3);
+    struct train_job *j =
+        train_ok(2, train_yaml(MODEL "dataset: {path: %s}\n"
+                                     "training: {steps: 1, seq_len: %d, local_batch_size: 1}\n",
+                               folder, T));
+    cr_assert_eq(j->rank[0].n_events, 1);
+    cr_assert_str_eq(j->rank[0].event[0].kind, "DATA_SKIPPED");
+    cr_assert_eq(j->rank[1].n_events, 0);
 }
 
 /* ---- memory ---- */

@@ -317,6 +317,7 @@ static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope
         break;
     case ZT__ENVELOPE__BODY_REPORT_EVENT:
         f->events++;
+        cr_assert(env->report_event->has_seq, "an event sent twice could not be told from two");
         snprintf(f->event_text, sizeof(f->event_text), "%s %s", env->report_event->kind, env->report_event->message);
         break;
     default:
