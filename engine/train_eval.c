@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/train_eval.c: evaluation over every validation row exactly once: rows are dealt rank, rank
- * + K,
- * ..., none is repeated to even out the ranks. A rank that runs out still asks the runtime for
+ * + K, ..., none is repeated to even out the ranks. A rank that runs out still asks the runtime for
  * every unit, so collectives keep the same order everywhere. The loss is the sum over tokens
  * divided by their count, both over all ranks. Thread rule: the trainer thread. */
 #include <string.h>
@@ -73,11 +72,12 @@ int zt_trainer_eval(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     struct zt_unit_source source = zt_runtime_source(t->runtime);
     int64_t B = s->training.local_batch_size, n = zt_dataset_samples(t->valid_set);
-    int64_t limit = s->validation.steps * B * t->dp_size, start = zt_trainer_now(t);
+    int64_t per_step = B * t->dp_size, start = zt_trainer_now(t);
     struct zt_fixsum loss;
     int rc = 0;
     zt_fixsum_zero(&loss);
-    if (limit > 0 && limit < n) n = limit;
+    if (s->validation.steps > 0 && s->validation.steps <= n / per_step)
+        n = s->validation.steps * per_step; /* at most what there is: no overflow */
     int64_t own = zt_eval_count(n, t->dp_size, t->dp_index), valid = 0;
     int64_t batches = (zt_eval_count(n, t->dp_size, 0) + B - 1) / B; /* rank 0 has the most */
     zt_progress_phase(t, ZT_PHASE_EVAL);

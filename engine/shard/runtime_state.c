@@ -5,9 +5,11 @@
  * One buffer per group and kind, from the allocator, under its tag. Which part of a group a rank
  * stores and which it owns (steps, counts, hashes) follows from the policy row alone. Gradients
  * appear at the unit's first backward of a window and go after the update. */
+#include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_INLINE_ALL /* a call per element would cost more than the hash */
 #include <xxhash.h>
 
 #include "core/units.h"
@@ -198,8 +200,14 @@ void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b) {
     a->lo = lo;
 }
 
-static void put_le(unsigned char *p, uint64_t v, int bytes) {
-    for (int i = 0; i < bytes; i++) p[i] = (unsigned char)(v >> (8 * i));
+/* Little-endian whatever the host; compilers make one store of each. */
+static void put_le32(unsigned char *p, uint32_t v) {
+    v = htole32(v);
+    memcpy(p, &v, sizeof v);
+}
+static void put_le64(unsigned char *p, uint64_t v) {
+    v = htole64(v);
+    memcpy(p, &v, sizeof v);
 }
 
 static uint32_t bits_at(const struct rt_group *g, int64_t own_at) {
@@ -229,10 +237,10 @@ int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
         struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
         struct zt_hash128 sum = {0, 0};
         unsigned char message[16];
-        put_le(message, (uint64_t)e->tensor, 4);
+        put_le32(message, (uint32_t)e->tensor);
         for (int64_t k = 0; k < p.count; k++) {
-            put_le(message + 4, (uint64_t)(p.first + k), 8);
-            put_le(message + 12, bits_at(g, p.at + k), 4);
+            put_le64(message + 4, (uint64_t)(p.first + k));
+            put_le32(message + 12, bits_at(g, p.at + k));
             XXH128_hash_t h = XXH3_128bits(message, sizeof message);
             zt_hash128_add(&sum, (struct zt_hash128){h.low64, h.high64});
         }

@@ -255,11 +255,11 @@ Test(train, evaluation_of_some_batches) {
     }
     /* 8192 x (2^51 + 1) wraps to 8192 in 64 bits */
     valid = data_text("long.txt", 8200 + 1, 5);
-    struct train_job *j = train_ok(
-        1, train_yaml(MODEL "dataset: {path: %s}\n"
-                            "validation: {path: %s, steps: 2251799813685249}\n"
-                            "training: {steps: 1, seq_len: 1, local_batch_size: 8192}\n",
-                      path, valid));
+    struct train_job *j =
+        train_ok(1, train_yaml(MODEL "dataset: {path: %s}\n"
+                                     "validation: {path: %s, steps: 2251799813685249}\n"
+                                     "training: {steps: 1, seq_len: 1, local_batch_size: 8192}\n",
+                               path, valid));
     cr_assert_eq(j->rank[0].report[1].eval_rows, 8200);
 }
 
