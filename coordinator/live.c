@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/live.c: fills into replies read from the database what changes too often to be stored: the age
- * of beats, the step and phase of each rank (shell.h). States stay those of the database: what is shown as a
+ * of beats, the step and phase of each rank, the step of the living generation (shell.h). States stay those of the database: what is shown as a
  * state is durable. */
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +47,13 @@ static void ranks(struct zt_shell *sh, Zt__RunDetail *d)
     }
     if (run == n || !d->summary->has_generation || v.generation != d->summary->generation)
         return;
+    for (size_t i = 0; i < d->n_attempts; i++) {
+        Zt__Attempt *a = d->attempts[i];
+        if (a->generation != v.generation || a->has_ended_ms || (a->has_last_step && a->last_step >= v.step))
+            continue;
+        a->has_last_step = 1;
+        a->last_step = v.step;
+    }
     for (size_t i = 0; i < d->n_ranks; i++) {
         struct zt_worker_view w;
         Zt__RankInfo *r = d->ranks[i];

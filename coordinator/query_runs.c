@@ -16,7 +16,7 @@
 
 #define SUMMARY_COLUMNS                                                                                     \
     "r.run_id, r.name, r.state, r.reason, r.steps, r.generation, r.attempt, r.submitted_ms, r.started_ms,"  \
-    " r.ended_ms, r.workers, r.detail, r.priority, p.step, p.loss, p.tokens_per_second,"                    \
+    " r.ended_ms, CASE WHEN r.workers > 0 THEN r.workers ELSE json_extract(r.config, '$.workers') END, r.detail, r.priority, p.step, p.loss, p.tokens_per_second,"                    \
     " p.peak_allocated_bytes, p.exposed_share, r.best_step"
 #define SUMMARY_FROM " FROM runs r LEFT JOIN run_progress p ON p.run_id = r.run_id"
 
@@ -26,26 +26,35 @@ static void set_time(struct query *q, int column, int64_t *out, protobuf_c_boole
     *has = *out != 0;
 }
 
+/* The row keeps the cause of the newest stop. It explains a run that ended, stops or waits to be tried again; one
+ * whose next generation is under way has it among its attempts. */
+static bool explains(enum zt_run_state s)
+{
+    return zt_run_state_terminal(s) || s == ZT_RUN_STOPPING || s == ZT_RUN_RESTARTING;
+}
+
 static Zt__RunSummary *read_summary(struct query *q)
 {
     Zt__RunSummary *r = Q_NEW(q, Zt__RunSummary, zt__run_summary);
     if (!r)
         return NULL;
     enum zt_reason reason = (enum zt_reason)sqlite3_column_int(q->s, 3);
+    enum zt_run_state state = (enum zt_run_state)sqlite3_column_int(q->s, 2);
     r->run_id = q_string(q, 0);
     r->name = q_string(q, 1);
-    r->state = q_copy(q, zt_run_state_name((enum zt_run_state)sqlite3_column_int(q->s, 2)));
-    if (reason != ZT_REASON_NONE)
+    r->state = q_copy(q, zt_run_state_name(state));
+    if (reason != ZT_REASON_NONE && explains(state))
         r->reason = q_copy(q, zt_reason_name(reason));
     r->has_steps = sqlite3_column_int64(q->s, 4) > 0;
     r->steps = sqlite3_column_int64(q->s, 4);
-    r->has_generation = r->has_attempt = r->has_workers = r->has_priority = r->has_step = 1;
+    r->has_generation = r->has_attempt = r->has_priority = r->has_step = 1;
     r->generation = (uint32_t)sqlite3_column_int64(q->s, 5);
     r->attempt = (uint32_t)sqlite3_column_int64(q->s, 6);
     set_time(q, 7, &r->submitted_ms, &r->has_submitted_ms);
     set_time(q, 8, &r->started_ms, &r->has_started_ms);
     set_time(q, 9, &r->ended_ms, &r->has_ended_ms);
-    r->workers = (uint32_t)sqlite3_column_int64(q->s, 10);
+    r->workers = (uint32_t)sqlite3_column_int64(q->s, 10); /* allocated, before that asked for */
+    r->has_workers = r->workers > 0;
     r->detail = q_string_or_null(q, 11);
     r->priority = (uint32_t)sqlite3_column_int64(q->s, 12);
     r->step = sqlite3_column_int64(q->s, 13); /* NULL reads as 0 */
@@ -168,9 +177,11 @@ static int read_attempts(sqlite3 *db, const char *run_id, Zt__RunDetail *d, stru
 {
     struct query q;
     size_t budget = ATTEMPT_TEXT;
-    q_open(&q, db, "SELECT * FROM (SELECT generation, reason, rank, worker_id, message, started_ms, ended_ms, last_step,"
-                   " detect_seconds, stop_seconds, start_seconds, form_seconds, counted, steps_redone FROM attempts"
-                   " WHERE run_id = ?1 ORDER BY generation DESC LIMIT ?2) ORDER BY generation", err);
+    q_open(&q, db, "SELECT * FROM (SELECT a.generation, reason, rank, worker_id, message, started_ms, ended_ms,"
+                   " CASE WHEN ended_ms > 0 THEN last_step ELSE max(last_step, coalesce(p.step, 0)) END,"
+                   " detect_seconds, stop_seconds, start_seconds, form_seconds, counted, steps_redone FROM attempts a"
+                   " LEFT JOIN run_progress p ON p.run_id = a.run_id AND p.generation = a.generation"
+                   " WHERE a.run_id = ?1 ORDER BY a.generation DESC LIMIT ?2) ORDER BY generation", err);
     q_text(&q, 1, run_id);
     q_int(&q, 2, ATTEMPTS_MAX);
     while (q_row(&q)) {

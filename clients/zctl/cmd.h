@@ -5,6 +5,7 @@
 #define ZT_ZCTL_CMD_H
 #include <jansson.h>
 #include "clients/zctl/options.h"
+#include "clients/zctl/out.h"
 #include "clients/zctl/source.h"
 #include "core/spec.h"
 
@@ -55,6 +56,12 @@ int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
 int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char *run, bool ranks,
                      int64_t after, json_t *rows, int64_t *last, struct zt_error *err);
+/* Columns of a table of step rows; the generation is one of them when there is more than one. */
+const struct zt_column *zt_step_columns(const json_t *rows, bool ranks);
+/* What the newest generation that ran out of memory said: its `oom` with generation, rank and worker; null
+ * when none did. */
+json_t *zt_oom_of(const Zt__RunDetail *d);
+int zt_print_oom(FILE *out, const json_t *oom, struct zt_error *err);
 int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err);
 int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_answer *a,
                  struct zt_error *err);

@@ -166,6 +166,19 @@ static void print_now(FILE *out, const Zt__RunSummary *s) {
     fputc('\n', out);
 }
 
+/* Why the generation before this one ended, while the run itself has nothing to explain. */
+static void print_restart(FILE *out, const Zt__RunDetail *d) {
+    const Zt__Attempt *a = NULL;
+    for (size_t i = 0; i < d->n_attempts; i++)
+        if (some(d->attempts[i]->reason))
+            a = d->attempts[i];
+    if (!a || some(d->summary->reason))
+        return;
+    fprintf(out, "   last restart: %s", a->reason);
+    if (a->has_rank && a->rank >= 0)
+        fprintf(out, " rank %d", a->rank);
+}
+
 void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d) {
     const Zt__RunSummary *s = d->summary;
     struct zt_error err;
@@ -186,9 +199,12 @@ void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d)
     fputs("ckpt     none: not in this version; a restart begins at step 0\n", out);
     if (some(d->parameter_hash))
         fprintf(out, "hash     %s\n", d->parameter_hash);
-    if (d->has_max_restarts)
-        fprintf(out, "attempts %u   restarts counted %u of %u\n", s->has_attempt ? s->attempt : 0,
+    if (d->has_max_restarts) {
+        fprintf(out, "attempts %u   restarts counted %u of %u", s->has_attempt ? s->attempt : 0,
                 d->has_restarts_counted ? d->restarts_counted : 0, d->max_restarts);
+        print_restart(out, d);
+        fputc('\n', out);
+    }
     if (d->n_ranks > 0) {
         fputc('\n', out);
         zt_print_table(out, json_object_get(j, "ranks"), rank_columns, &err);
@@ -376,7 +392,9 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
     }
 }
 
+/* The first column is left out of a table that holds one generation only. */
 static const struct zt_column step_columns[] = {
+    {"GEN", "generation", ZT_CELL_COUNT, 0},
     {"STEP", "step", ZT_CELL_COUNT, 0},
     {"LOSS", "loss", ZT_CELL_FIXED, 5},
     {"NORM", "grad_norm", ZT_CELL_FIXED, 4},
@@ -395,6 +413,7 @@ static const struct zt_column step_columns[] = {
 };
 
 static const struct zt_column step_rank_columns[] = {
+    {"GEN", "generation", ZT_CELL_COUNT, 0},
     {"STEP", "step", ZT_CELL_COUNT, 0},
     {"RANK", "rank", ZT_CELL_COUNT, 0},
     {"LOCAL LOSS", "local_loss", ZT_CELL_FIXED, 5},
@@ -428,6 +447,15 @@ static void keep_tail(json_t *rows, int n) {
     json_decref(tail);
 }
 
+const struct zt_column *zt_step_columns(const json_t *rows, bool ranks) {
+    const struct zt_column *c = ranks ? step_rank_columns : step_columns;
+    const json_t *first = json_object_get(json_array_get(rows, 0), "generation");
+    for (size_t i = 1; i < json_array_size(rows); i++)
+        if (!json_equal(json_object_get(json_array_get(rows, i), "generation"), first))
+            return c;
+    return c + 1;
+}
+
 int zt_cmd_metrics(const struct zt_options *o) {
     struct zt_source s;
     struct zt_error err;
@@ -443,7 +471,7 @@ int zt_cmd_metrics(const struct zt_options *o) {
         if (o->format == ZT_FORMAT_TABLE && json_array_size(rows) == 0)
             puts("no steps were reported");
         else
-            rc = zt_print_rows(stdout, o, j, rows, ranks ? step_rank_columns : step_columns, &err);
+            rc = zt_print_rows(stdout, o, j, rows, zt_step_columns(rows, ranks), &err);
         json_decref(j);
     }
     json_decref(rows);
@@ -476,6 +504,72 @@ int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct
     return 0;
 }
 
+json_t *zt_oom_of(const Zt__RunDetail *d) {
+    json_t *run = zt_json_run(d), *attempts = json_object_get(run, "attempts"), *found = json_null();
+    for (size_t i = json_array_size(attempts); i-- > 0 && json_is_null(found);) {
+        json_t *a = json_array_get(attempts, i), *oom = json_object_get(a, "oom");
+        if (!json_is_object(oom))
+            continue;
+        found = json_object();
+        for (const char *const *key = (const char *const[]){"generation", "rank", "worker", NULL}; *key; key++)
+            json_object_set(found, *key, json_object_get(a, *key));
+        json_object_update(found, oom);
+    }
+    json_decref(run);
+    return found;
+}
+
+static void print_oom_text(FILE *out, const json_t *oom) {
+    static const struct zt_column c[] = {{"", "generation", ZT_CELL_TEXT, 0}, {"", "rank", ZT_CELL_TEXT, 0},
+                                         {"", "worker", ZT_CELL_TEXT, 0},     {"", "what", ZT_CELL_TEXT, 0},
+                                         {"", "request_bytes", ZT_CELL_BYTES, 0}, {"", "tag", ZT_CELL_TEXT, 0},
+                                         {"", "phase", ZT_CELL_TEXT, 0},      {"", "cause", ZT_CELL_TEXT, 0}};
+    char t[8][256];
+    for (int i = 0; i < 8; i++)
+        zt_cell_text(oom, &c[i], t[i], sizeof t[i]);
+    fprintf(out, "out of memory in generation %s: rank %s on %s: \"%s\" asked for %s (%s) in phase %s; cause: %s\n",
+            t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
+}
+
+int zt_print_oom(FILE *out, const json_t *oom, struct zt_error *err) {
+    static const struct zt_column columns[] = {
+        {"CAPACITY", "capacity_bytes", ZT_CELL_BYTES, 0},
+        {"RESERVED", "reserved_bytes", ZT_CELL_BYTES, 0},
+        {"ALLOCATED", "allocated_bytes", ZT_CELL_BYTES, 0},
+        {"FREE", "free_device_bytes", ZT_CELL_BYTES, 0},
+        {"LARGEST BLOCK", "largest_free_block_bytes", ZT_CELL_BYTES, 0},
+        {"PARAMS", "by_tag.parameters", ZT_CELL_BYTES, 0},
+        {"GRADS", "by_tag.gradients", ZT_CELL_BYTES, 0},
+        {"OPTIM", "by_tag.optimizer", ZT_CELL_BYTES, 0},
+        {"ACTIV", "by_tag.activations", ZT_CELL_BYTES, 0},
+        {"TEMP", "by_tag.temporary", ZT_CELL_BYTES, 0},
+        {"COMM", "by_tag.communication", ZT_CELL_BYTES, 0},
+        {NULL, NULL, ZT_CELL_TEXT, 0},
+    };
+    json_t *rows = json_array();
+    json_array_append(rows, (json_t *)(uintptr_t)oom);
+    print_oom_text(out, oom);
+    int rc = zt_print_table(out, rows, columns, err);
+    json_decref(rows);
+    return rc;
+}
+
+/* What `zctl memory` shows: the peaks, and the ledger of the newest generation that ran out. */
+static int memory_of(struct zt_source *s, const char *run, json_t **j, struct zt_error *err) {
+    struct zt_answer a;
+    int rc = zt_fetch_memory(s, run, j, err);
+    if (rc)
+        return rc;
+    rc = zt_fetch_run(s, run, false, &a, err);
+    if (rc) {
+        json_decref(*j);
+        return rc;
+    }
+    json_object_set_new(*j, "oom", zt_oom_of(a.env->run_detail));
+    zt_answer_free(&a);
+    return 0;
+}
+
 static bool rank_wanted(const struct zt_options *o, json_int_t rank) {
     for (int i = 0; i < o->n_rank; i++)
         if (o->rank[i] == rank)
@@ -503,18 +597,21 @@ int zt_cmd_memory(const struct zt_options *o) {
     json_t *j = NULL;
     int rc = zt_source_open(o, &s, &err);
     if (rc == 0)
-        rc = zt_fetch_memory(&s, o->subject, &j, &err);
+        rc = memory_of(&s, o->subject, &j, &err);
     zt_source_close(&s);
     if (rc)
         return zt_report(rc, &err);
-    json_t *rows = json_object_get(j, "ranks");
+    json_t *rows = json_object_get(j, "ranks"), *oom = json_object_get(j, "oom");
+    bool table = o->format == ZT_FORMAT_TABLE, ran_out = json_is_object(oom);
     for (size_t i = json_array_size(rows); i-- > 0;)
         if (!rank_wanted(o, json_integer_value(json_object_get(json_array_get(rows, i), "rank"))))
             json_array_remove(rows, i);
-    if (o->format == ZT_FORMAT_TABLE && json_array_size(rows) == 0)
-        puts("no memory was reported");
-    else
+    if (!table || json_array_size(rows) > 0)
         rc = zt_print_rows(stdout, o, j, rows, columns, &err);
+    else if (!ran_out)
+        puts("no memory was reported");
+    if (rc == 0 && table && ran_out)
+        rc = zt_print_oom(stdout, oom, &err);
     json_decref(j);
     return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
 }

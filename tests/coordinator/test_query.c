@@ -105,6 +105,77 @@ Test(query, lists_and_states) {
     ask(ZT__ENVELOPE__BODY_LIST_RUNS, &one, ZT_EINVAL);
 }
 
+static Zt__RunSummary *newest(Zt__Envelope **r)
+{
+    Zt__ListRuns all = ZT__LIST_RUNS__INIT;
+    *r = ask(ZT__ENVELOPE__BODY_LIST_RUNS, &all, 0);
+    return (*r)->run_list->runs[0];
+}
+
+static void store_run(const struct zt_row_run *row)
+{
+    struct zt_batch *batch = zt_batch_new();
+    zt_batch_run(batch, row, NULL);
+    cr_assert_eq(bench_commit(&b, batch), 0);
+}
+
+/* The row keeps the cause of the newest stop; a healthy run is not shown with it. */
+Test(query, a_reason_explains_what_ended_or_waits) {
+    static const struct { enum zt_run_state state; bool shown; } rows[] = {
+        { ZT_RUN_STOPPING, true }, { ZT_RUN_RESTARTING, true }, { ZT_RUN_ALLOCATING, false }, { ZT_RUN_STARTING, false },
+        { ZT_RUN_FORMING, false }, { ZT_RUN_RUNNING, false }, { ZT_RUN_RECOVERING, false }, { ZT_RUN_COMPLETING, false },
+        { ZT_RUN_FAILED, true }, { ZT_RUN_CANCELLED, true } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Zt__Envelope *r;
+        struct zt_row_run run = a_run(RUN2, "gpt", 2, rows[i].state, 2, 2);
+        run.reason = ZT_REASON_KILLED;
+        store_run(&run);
+        const Zt__RunSummary *s = newest(&r);
+        cr_expect_str_eq(s->state, zt_run_state_name(rows[i].state));
+        cr_expect_str_eq(s->reason ? s->reason : "", rows[i].shown ? "KILLED" : "", "%s", s->state);
+        zt_query_free(r);
+    }
+}
+
+/* What was asked for until there is an allocation; absent when the run takes what there is. */
+Test(query, workers_of_a_run_that_waits) {
+    static const struct { int asked, allocated; uint32_t shown; } rows[] = { { 3, 0, 3 }, { 0, 0, 0 }, { 0, 4, 4 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char id[32], name[16];
+        Zt__Envelope *r;
+        snprintf(id, sizeof id, "01J8ZK4QC%017zu", i);
+        snprintf(name, sizeof name, "wait-%zu", i);
+        struct zt_row_run run = a_run(id, name, 10 + i, ZT_RUN_QUEUED, 0, rows[i].allocated);
+        run.config.workers = rows[i].asked;
+        store_run(&run);
+        const Zt__RunSummary *s = newest(&r);
+        cr_expect_str_eq(s->name, name);
+        cr_expect_eq(s->has_workers, rows[i].shown > 0);
+        cr_expect_eq(s->workers, rows[i].shown);
+        zt_query_free(r);
+    }
+}
+
+/* A generation that lives shows the step of its rows; one that ended what was written then. */
+Test(query, last_step_of_the_living_generation) {
+    commit_step(&b, RUN1, 0, 1, 1);
+    commit_step(&b, RUN1, 1, 1, 1);
+    Zt__GetRun get = ZT__GET_RUN__INIT;
+    get.run = (char *)"llama";
+    Zt__Envelope *r = ask(ZT__ENVELOPE__BODY_GET_RUN, &get, 0);
+    cr_assert_eq(r->run_detail->n_attempts, 1);
+    cr_expect_eq(r->run_detail->attempts[0]->last_step, 1);
+    zt_query_free(r);
+    struct zt_batch *batch = zt_batch_new();
+    struct zt_row_attempt a = { .run_id = RUN1, .generation = 1, .attempt = 1, .world = 2, .reason = ZT_REASON_KILLED, .rank = 0,
+                                .ended_ms = 9, .last_step = 0 };
+    zt_batch_attempt(batch, &a);
+    cr_assert_eq(bench_commit(&b, batch), 0);
+    r = ask(ZT__ENVELOPE__BODY_GET_RUN, &get, 0);
+    cr_expect_eq(r->run_detail->attempts[0]->last_step, 0);
+    zt_query_free(r);
+}
+
 Test(query, one_run_in_full) {
     struct zt_batch *batch = zt_batch_new();
     struct zt_row_attempt a = { .run_id = RUN1, .generation = 1, .attempt = 1, .world = 2, .reason = ZT_REASON_WORKER_LOST, .rank = 1,

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the asking commands make of an answer: a run after a restart, step rows of more than one generation, and
+ * the ledger of a run that ran out of memory. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include "clients/zctl/cmd.h"
+#include "clients/zctl/json.h"
+
+static char *text(const char *s) { return (char *)(uintptr_t)s; }
+
+static Zt__RunSummary summary = ZT__RUN_SUMMARY__INIT;
+static Zt__RunDetail detail = ZT__RUN_DETAIL__INIT;
+static Zt__Attempt first = ZT__ATTEMPT__INIT, second = ZT__ATTEMPT__INIT, *attempts[2] = {&first, &second};
+static Zt__TagBytes tags = ZT__TAG_BYTES__INIT;
+static Zt__OomDetail oom = ZT__OOM_DETAIL__INIT;
+
+/* Generation 1 was killed, generation 2 trains. */
+static void restarted(void) {
+    summary.run_id = text("01A");
+    summary.name = text("n");
+    summary.state = text("RUNNING");
+    summary.has_generation = summary.has_attempt = true;
+    summary.generation = summary.attempt = 2;
+    first.generation = 1;
+    first.reason = text("KILLED");
+    first.has_rank = true;
+    first.rank = 1;
+    first.worker = text("box/cpu-1");
+    second.generation = 2;
+    detail.summary = &summary;
+    detail.replicate = 2;
+    detail.shard = detail.tensor = 1;
+    detail.has_max_restarts = true;
+    detail.max_restarts = 3;
+    detail.attempts = attempts;
+    detail.n_attempts = 2;
+}
+
+static char *printed(void) {
+    struct zt_options o = {.color = ZT_COLOR_NEVER};
+    char *out = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&out, &n);
+    zt_print_run(f, &o, &detail);
+    fclose(f);
+    return out;
+}
+
+Test(read, a_healthy_run_is_not_explained_by_an_old_fault) {
+    restarted();
+    char *out = printed();
+    cr_assert_null(strstr(out, "because"), "%s", out);
+    cr_assert(strstr(out, "attempts 2   restarts counted 0 of 3   last restart: KILLED rank 1\n"), "%s", out);
+    free(out);
+    /* while it waits to be tried again, the reason is the run's own */
+    summary.state = text("RESTARTING");
+    summary.reason = text("KILLED");
+    out = printed();
+    cr_assert(strstr(out, "because  RESTARTING: KILLED\n"), "%s", out);
+    cr_assert_null(strstr(out, "last restart"), "%s", out);
+    free(out);
+}
+
+Test(read, generations_are_told_apart_when_there_are_two) {
+    json_t *one = json_loads("[{\"generation\": 2, \"step\": 1}, {\"generation\": 2, \"step\": 2}]", 0, NULL);
+    json_t *two = json_loads("[{\"generation\": 2, \"step\": 1}, {\"generation\": 1, \"step\": 2}]", 0, NULL);
+    json_t *none = json_array();
+    for (int ranks = 0; ranks < 2; ranks++) {
+        cr_assert_str_eq(zt_step_columns(one, ranks)[0].header, "STEP");
+        cr_assert_str_eq(zt_step_columns(none, ranks)[0].header, "STEP");
+        cr_assert_str_eq(zt_step_columns(two, ranks)[0].header, "GEN");
+        cr_assert_str_eq(zt_step_columns(two, ranks)[1].header, "STEP");
+    }
+    cr_assert_str_eq(zt_step_columns(one, true)[1].header, "RANK");
+    cr_assert_str_eq(zt_step_columns(one, false)[1].header, "LOSS");
+    json_decref(one);
+    json_decref(two);
+    json_decref(none);
+}
+
+static void ran_out(Zt__Attempt *a) {
+    restarted();
+    tags.has_activations = true;
+    tags.activations = 20 << 20;
+    oom.request = 4 << 20;
+    oom.capacity = 50 << 20;
+    oom.reserved = 32 << 20;
+    oom.allocated = 30 << 20;
+    oom.free_device = 18 << 20;
+    oom.largest_free_block = 512 << 10;
+    oom.tag = text("activations");
+    oom.phase = text("forward");
+    oom.what = text("block 0: \033[1mattention");
+    oom.by_tag = &tags;
+    a->oom = &oom;
+}
+
+Test(read, ledger_of_a_run_that_ran_out) {
+    struct zt_error err;
+    char *out = NULL;
+    size_t n = 0;
+    restarted();
+    json_t *none = zt_oom_of(&detail);
+    cr_assert(json_is_null(none));
+    json_decref(none);
+    ran_out(&first);
+    json_t *o = zt_oom_of(&detail);
+    cr_assert_eq(json_integer_value(json_object_get(o, "generation")), 1);
+    cr_assert_eq(json_integer_value(json_object_get(o, "rank")), 1);
+    cr_assert_eq(json_integer_value(json_object_get(o, "request_bytes")), 4 << 20);
+    FILE *f = open_memstream(&out, &n);
+    cr_assert_eq(zt_print_oom(f, o, &err), 0, "%s", err.msg);
+    fclose(f);
+    const char *want = "out of memory in generation 1: rank 1 on box/cpu-1: \"block 0: \\033[1mattention\" asked for "
+                       "4.00 MiB (activations) in phase forward; cause: capacity\n";
+    cr_assert_eq(strncmp(out, want, strlen(want)), 0, "%s", out);
+    static const char *const figures[] = {"CAPACITY", "LARGEST BLOCK", "ACTIV", "50.00 MiB", "32.00 MiB", "30.00 MiB",
+                                          "18.00 MiB", "512.00 KiB", "20.00 MiB"};
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++)
+        cr_assert(strstr(out, figures[i]), "%s in: %s", figures[i], out);
+    free(out);
+    json_decref(o);
+}
+
+Test(read, the_newest_ledger_is_shown) {
+    ran_out(&second);
+    first.oom = &oom;
+    json_t *o = zt_oom_of(&detail);
+    cr_assert_eq(json_integer_value(json_object_get(o, "generation")), 2);
+    json_decref(o);
+}
