@@ -59,6 +59,18 @@ static void data_event(void *arg, const char *kind, const char *message) {
         t->hooks->event(t->hooks->arg, ZT_EVENT_INFO, kind, message);
 }
 
+/* With training.epochs the number of steps is known here first. */
+static void tell_warmup(const struct zt_trainer *t) {
+    char text[160];
+    if (t->schedule.warmup_steps <= t->total_steps || t->config->rank != 0 || !t->hooks->event)
+        return;
+    snprintf(text, sizeof text,
+             "lr_scheduler.warmup_steps: %lld is more than the %lld steps of the run; the warm-up "
+             "takes all of them",
+             (long long)t->schedule.warmup_steps, (long long)t->total_steps);
+    t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "WARMUP_SHORTENED", text);
+}
+
 static int open_data(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     bool cut = s->validation.enabled && !s->validation.path[0];
@@ -81,7 +93,11 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
         dc.tail = cut;
         dc.min_samples = 1;
         dc.event = cut ? NULL : data_event; /* the same files: told once */
-        TRY(zt_dataset_open(&dc, &t->valid_set, err));
+        rc = zt_dataset_open(&dc, &t->valid_set, err);
+        if (rc) {
+            zt_fail_prefix(err, "validation");
+            goto out;
+        }
     }
     struct zt_loader_config lc = {.dataset = t->train_set,
                                   .dp_index = t->dp_index,
@@ -103,6 +119,7 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
                     s->dataset.path, (long long)zt_dataset_samples(t->train_set),
                     (long long)s->training.epochs, (long long)s->training.global_batch_size));
     t->schedule = zt_spec_schedule(s, t->total_steps);
+    tell_warmup(t);
     /* Neither text nor token shards can mask a target, so every window's count is known. */
     t->counts_static = true;
 out:
@@ -152,6 +169,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     }
     TRY(zt_comm_init(&id, c->rank, c->world, t->device, t->spec->comm.init_timeout_seconds,
                      &t->world, err));
+    zt_comm_set_timeout(t->world, t->spec->comm.init_timeout_seconds); /* of the splits */
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
                               c->progress_bytes - ZT_PROGRESS_RING));
@@ -220,27 +238,53 @@ out:
     return rc;
 }
 
-/* Before step 1: the same specification and the same model table everywhere, then the same weights.
- */
-static int agree(struct zt_trainer *t, struct zt_error *err) {
-    struct zt_coll_why why = {"", "specification", 0, true};
-    struct zt_hash128 ignored;
-    const char *spec_hash = t->spec->normalised_hash;
-    uint64_t *all = calloc((size_t)t->config->world, sizeof *all);
-    uint64_t own = XXH3_64bits(spec_hash, strlen(spec_hash));
-    int rc = 0;
-    if (!all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+enum agreed { A_SPEC = 0, A_TRAIN, A_TRAIN_SAMPLES, A_VALID, A_VALID_SAMPLES, A_COUNT };
+
+/* What this rank starts from: specification and model table, and which samples there are. */
+static void own_start(const struct zt_trainer *t, int64_t own[A_COUNT]) {
+    const char *text = t->spec->normalised_hash;
+    uint64_t h = XXH3_64bits(text, strlen(text));
     for (int i = 0; i < t->table.n_tensors; i++) {
         const struct zt_tensor_def *d = &t->table.tensors[i];
-        own = XXH3_64bits_withSeed(d->name, strlen(d->name), own ^ (uint64_t)d->numel);
+        h = XXH3_64bits_withSeed(d->name, strlen(d->name), h ^ (uint64_t)d->numel);
     }
-    TRY(zt_all_gather(t->control, &own, all, 1, ZT_I64, zt_device_compute(t->device), &why, err));
-    for (int i = 1; i < t->config->world; i++)
-        if (all[i] != all[0])
-            TRY(zt_fail(err, ZT_EMISMATCH,
+    own[A_SPEC] = (int64_t)h;
+    own[A_TRAIN] = (int64_t)zt_dataset_digest(t->train_set);
+    own[A_TRAIN_SAMPLES] = zt_dataset_samples(t->train_set);
+    own[A_VALID] = t->valid_set ? (int64_t)zt_dataset_digest(t->valid_set) : 0;
+    own[A_VALID_SAMPLES] = t->valid_set ? zt_dataset_samples(t->valid_set) : 0;
+}
+
+static int same_data(const char *key, int rank, const int64_t *zero, const int64_t *other,
+                     struct zt_error *err) {
+    if (!memcmp(zero, other, 2 * sizeof *zero)) return 0;
+    return zt_fail(err, ZT_EDATA,
+                   "%s: rank %d finds other files than rank 0: %lld samples, rank 0 has %lld; the "
+                   "names and lengths of the files must be the same on every host",
+                   key, rank, (long long)other[1], (long long)zero[1]);
+}
+
+/* Before step 1: the same specification and model table everywhere, the same samples (ranks that
+ * deal different decks repeat and miss samples, or end their epochs apart), the same weights. */
+static int agree(struct zt_trainer *t, struct zt_error *err) {
+    struct zt_coll_why why = {"", "specification and data", 0, true};
+    struct zt_hash128 ignored;
+    int64_t own[A_COUNT], *all = calloc((size_t)t->config->world * A_COUNT, sizeof *all);
+    int rc = 0;
+    if (!all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    own_start(t, own);
+    TRY(zt_all_gather(t->control, own, all, A_COUNT, ZT_I64, zt_device_compute(t->device), &why,
+                      err));
+    for (int i = 1; i < t->config->world; i++) {
+        const int64_t *other = all + (size_t)i * A_COUNT;
+        if (other[A_SPEC] != all[A_SPEC])
+            TRY(zt_fail(err, ZT_EVERSION,
                         "rank %d runs another specification or model than rank 0; "
                         "all workers of a run must be given the same run.yaml and version",
                         i));
+        TRY(same_data("dataset.path", i, all + A_TRAIN, other + A_TRAIN, err));
+        TRY(same_data("validation", i, all + A_VALID, other + A_VALID, err));
+    }
     TRY(zt_trainer_check_hash(t, &ignored, err));
 out:
     free(all);

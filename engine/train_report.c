@@ -157,8 +157,9 @@ enum zt_reason zt_train_reason(int code, enum zt_stage stage) {
     case ZT_EPEER:
         return ZT_REASON_PEER_LOST;
     case ZT_ECOMM:
-    case ZT_EMISMATCH:
         return ZT_REASON_COMM_ERROR;
+    case ZT_EMISMATCH: /* a fault of the program: it comes again, so its restarts are counted */
+        return ZT_REASON_EXIT_NONZERO;
     case ZT_ETIMEOUT:
     case ZT_EUNREACHABLE:
         return stage == ZT_STAGE_COMM ? ZT_REASON_COMM_INIT_TIMEOUT : ZT_REASON_COMM_TIMEOUT;

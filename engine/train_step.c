@@ -120,6 +120,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     int64_t n_valid = 0, counted = 0, comm_ns = 0, start = zt_trainer_now(t);
     int rc = 0;
     zt_fixsum_zero(&loss);
+    zt_ledger_set_phase(&t->ledger, ZT_PHASE_FORWARD); /* else data that fails does so in "eval" */
     zt_intervals_begin_step(&t->intervals, start);
     zt_probe_step(&t->probe);
     TRY(next_window(t, &n_valid, err));

@@ -36,6 +36,9 @@ int zt_dataset_open(const struct zt_dataset_config *c, struct zt_dataset **out,
                     struct zt_error *err);
 void zt_dataset_close(struct zt_dataset *d);
 int64_t zt_dataset_samples(const struct zt_dataset *d);
+/* A number that two sets share when sample i is the same place of the same files in both: of names,
+ * formats, lengths and split, not of the contents. */
+uint64_t zt_dataset_digest(const struct zt_dataset *d);
 /* T+1 tokens of sample i; an id >= vocab_size is ZT_EDATA naming file and offset. */
 int zt_dataset_read(const struct zt_dataset *d, int64_t sample, int32_t *tokens,
                     struct zt_error *err);

@@ -274,12 +274,16 @@ int zt_dataset_open(const struct zt_dataset_config *c, struct zt_dataset **out,
                     struct zt_error *err) {
     *out = NULL;
     /* 2^31 tokens a sample and 2^31 samples of need keep every product below in int64. */
-    if (c->seq_len < 1 || c->seq_len > INT32_MAX || c->vocab_size < 1 ||
-        c->vocab_size > INT32_MAX || c->min_samples > INT32_MAX)
+    if (c->seq_len < 1 || c->seq_len > INT32_MAX || c->vocab_size < 1 || c->vocab_size > INT32_MAX)
         return zt_fail(err, ZT_EINVAL,
                        "a data set needs 1 <= seq_len, vocab_size < 2^31, not %" PRId64
                        " and %" PRId64,
                        c->seq_len, c->vocab_size);
+    if (c->min_samples > INT32_MAX)
+        return zt_fail(err, ZT_EINVAL,
+                       "training.global_batch_size: %" PRId64 " sequences are more than a step "
+                       "can have (2^31 - 1)",
+                       c->min_samples);
     if (!(c->tail_fraction >= 0 && c->tail_fraction < 1) || (c->tail && c->tail_fraction <= 0))
         return zt_fail(err, ZT_EINVAL, "validation.fraction must be in (0, 1), not %g",
                        c->tail_fraction);
@@ -316,6 +320,25 @@ void zt_dataset_close(struct zt_dataset *d) {
 int64_t zt_dataset_samples(const struct zt_dataset *d) { return d->samples; }
 
 int64_t zt_dataset_seq_len(const struct zt_dataset *d) { return d->seq_len; }
+
+/* FNV-1a, 64 bits. */
+static uint64_t mix(uint64_t h, const void *data, size_t n) {
+    const unsigned char *p = data;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+uint64_t zt_dataset_digest(const struct zt_dataset *d) {
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < d->n_files; i++) {
+        const struct data_file *f = &d->files[i];
+        const char *slash = strrchr(f->path, '/'), *name = slash ? slash + 1 : f->path;
+        int64_t numbers[] = {f->tokens, f->width, f->first_byte, f->skip, f->samples};
+        h = mix(h, name, strlen(name) + 1);
+        h = mix(h, numbers, sizeof numbers);
+    }
+    return h;
+}
 
 /* ---- samples ---- */
 

@@ -109,8 +109,8 @@ int zt_file_list_make(const char *path, struct zt_file_list *l, struct zt_error 
         rc = list_glob(path, l, err);
     } else {
         rc = zt_fail(err, ZT_EDATA,
-                     "%s: no data there: %s; check dataset.path, and that this host and "
-                     "user can read it",
+                     "%s: no data there: %s; check the path, and that this host and user "
+                     "can read it",
                      path, strerror(errno));
     }
     if (rc == ZT_OK && l->count == 0)

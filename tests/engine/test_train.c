@@ -616,6 +616,66 @@ Test(train, too_little_data_is_refused_before_step_one) {
     cr_assert_eq(j->rank[0].result.reason, ZT_REASON_DATA_ERROR, "%s", j->rank[0].err.msg);
 }
 
+/* ---- hosts that do not hold the same data ---- */
+
+/* Every rank in its own folder, as if on its own host; the paths of run.yaml are the same. */
+static int host_rank(int rank, int world, void *arg) {
+    EXPECT(chdir(data_path(rank == 2 ? "other" : "same")) == 0, "%s", strerror(errno));
+    return train_rank(rank, world, arg);
+}
+
+static void two_hosts(const char *keys, size_t train, size_t valid, const char *named) {
+    struct train_job *j = train_start(3, train_yaml(MODEL "%s\ntraining: {steps: 2, seq_len: %d,"
+                                                          " local_batch_size: 1}\n",
+                                                    keys, T));
+    mkdir(data_path("same"), 0700);
+    mkdir(data_path("other"), 0700);
+    data_text("same/a.txt", 100 * T + 1, 7);
+    data_text("same/b.txt", 20 * T + 1, 5);
+    data_text("other/a.txt", train, 7);
+    data_text("other/b.txt", valid, 5);
+    cr_assert_eq(ranks_run(3, 60, host_rank, j, NULL), 0);
+    for (int r = 0; r < 3; r++) {
+        if (!named) {
+            cr_assert_eq(j->rank[r].rc, 0, "%s", j->rank[r].err.msg);
+            continue;
+        }
+        cr_assert_eq(j->rank[r].rc, ZT_EDATA, "%s", j->rank[r].err.msg);
+        cr_assert_eq(j->rank[r].result.reason, ZT_REASON_DATA_ERROR);
+        cr_assert_eq(j->rank[r].result.steps, 0);
+        cr_assert(strstr(j->rank[r].err.msg, named), "%s", j->rank[r].err.msg);
+    }
+}
+
+Test(train, hosts_with_other_files_are_refused) {
+    const char *a = "dataset: {path: /proc/self/cwd/a.txt}";
+    const char *b = "dataset: {path: /proc/self/cwd/a.txt}\n"
+                    "validation: {path: /proc/self/cwd/b.txt}";
+    const char *f = "dataset: {path: /proc/self/cwd/}";
+    two_hosts(a, 90 * T + 1, 20 * T + 1, "dataset.path: rank 2 finds other files than rank 0: 90 ");
+    two_hosts(a, 100 * T + 2, 20 * T + 1, "dataset.path: rank 2 finds other files");
+    two_hosts(b, 100 * T + 1, 19 * T + 1, "validation: rank 2 finds other files than rank 0: 19 ");
+    /* as many samples in all, in other places */
+    two_hosts(f, 90 * T + 1, 30 * T + 1,
+              "dataset.path: rank 2 finds other files than rank 0: 120 ");
+    two_hosts(b, 100 * T + 1, 20 * T + 1, NULL);
+}
+
+Test(train, a_warmup_beyond_the_last_epoch_is_told) {
+    struct train_job *j =
+        train_ok(2, train_yaml(MODEL "dataset: {path: %s}\nlr_scheduler: {warmup_steps: 6}\n"
+                                     "optimizer: {lr: 1.0e-3}\n"
+                                     "training: {epochs: 1, seq_len: %d, local_batch_size: 4}\n",
+                               data_text("small.txt", 40 * T + 1, 7), T));
+    cr_assert_eq(j->rank[0].result.steps, 5);
+    cr_assert_eq(j->rank[0].n_events, 1);
+    cr_assert_str_eq(j->rank[0].event[0].kind, "WARMUP_SHORTENED");
+    cr_assert(strstr(j->rank[0].event[0].message, "6 is more than the 5 steps"));
+    cr_assert_eq(j->rank[1].n_events, 0);
+    for (int s = 1; s <= 5; s++)
+        cr_assert_float_eq(j->rank[0].report[s].lr, 1e-3 * s / 5, 1e-15, "step %d", s);
+}
+
 Test(train, progress_page_outlives_the_trainer) {
     size_t bytes = ZT_PROGRESS_RING + zt_comm_log_bytes(256);
     struct zt_coll_record log[256];
@@ -655,7 +715,8 @@ Test(train, reasons_of_every_code) {
         {ZT_EPEER, ZT_STAGE_RUN, ZT_REASON_PEER_LOST},
         {ZT_ETIMEOUT, ZT_STAGE_RUN, ZT_REASON_COMM_TIMEOUT},
         {ZT_ETIMEOUT, ZT_STAGE_COMM, ZT_REASON_COMM_INIT_TIMEOUT},
-        {ZT_EMISMATCH, ZT_STAGE_RUN, ZT_REASON_COMM_ERROR},
+        {ZT_EMISMATCH, ZT_STAGE_RUN, ZT_REASON_EXIT_NONZERO},
+        {ZT_EVERSION, ZT_STAGE_RUN, ZT_REASON_VERSION_MISMATCH},
         {ZT_ECOMM, ZT_STAGE_RUN, ZT_REASON_COMM_ERROR},
         {ZT_ENAN, ZT_STAGE_RUN, ZT_REASON_NAN_LOSS},
         {ZT_EDATA, ZT_STAGE_DATA, ZT_REASON_DATA_ERROR},
