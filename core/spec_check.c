@@ -241,6 +241,20 @@ static void check_model(struct zt_problems *p, const struct zt_spec *s) {
         PROBLEM(p, "model", "%s", err.msg);
 }
 
+/* What the allocator of every rank would refuse. */
+static void check_memory(struct zt_problems *p, const struct zt_spec *s) {
+    double split = s->memory.max_split_size_mib, limit = s->memory.limit_gib;
+    if (split > 0 && split <= 20)
+        PROBLEM(p, "memory.max_split_size_mib",
+                "%g is not above 20, the size of a large segment; give more, or 0 for no limit",
+                split);
+    if (limit > 0 && limit * 512 < 1)
+        PROBLEM(p, "memory.limit_gib",
+                "%g is less than one segment of 2 MiB (0.002); give more, or 0 for what the worker "
+                "offers",
+                limit);
+}
+
 void zt_check_alone(struct zt_problems *p, const struct zt_spec *s) {
     check_run(p, s);
     check_model(p, s);
@@ -248,6 +262,7 @@ void zt_check_alone(struct zt_problems *p, const struct zt_spec *s) {
     check_training(p, s);
     check_schedule(p, s);
     check_mode(p, s);
+    check_memory(p, s);
     check_service(p, s);
 }
 

@@ -156,7 +156,7 @@ static const struct zt_key keys[] = {
            ZT_KEY_REQUIRED, NULL, "Sequences per data-parallel rank and micro-step."),
     {.path = "training.global_batch_size", .kind = ZT_KEY_INT64,
      .offset = AT(training.global_batch_size), .size = SIZE(training.global_batch_size), .min = 1,
-     .max = 1e12, .flags = ZT_KEY_ZERO_UNSET,
+     .max = 2147483647, .flags = ZT_KEY_ZERO_UNSET,
      .computed = "local_batch_size x data-parallel ranks",
      .help = "Sequences per optimizer step. Accumulation = global / (local x data-parallel ranks) "
              "must be a whole number."},
@@ -297,8 +297,8 @@ static const struct zt_key keys[] = {
     BOOL("memory.expandable_segments", memory.expandable_segments, "false",
          "Segments that grow in place."),
     FLOAT("memory.max_split_size_mib", memory.max_split_size_mib, 0, 1e9, 0, "0",
-          "Bigger blocks are not split; 0: no limit."),
-    FLOAT("memory.gc_threshold", memory.gc_threshold, 0, 1, 0, "0",
+          "Bigger blocks are not split, above 20; 0: no limit."),
+    FLOAT("memory.gc_threshold", memory.gc_threshold, 0, 1, ZT_KEY_BELOW_MAX, "0",
           "Free unused segments above this share of the capacity; 0: only when needed."),
 
     SECTION("comm", "Collectives."),

@@ -291,6 +291,16 @@ Test(refuse, values_that_contradict) {
     expect_set("lr_scheduler.min_lr_factor=0.1",
                "--set lr_scheduler.min_lr_factor: has no effect with decay_type constant; choose linear, "
                "cosine or sqrt, or leave it out");
+    expect_set("memory.max_split_size_mib=20",
+               "--set memory.max_split_size_mib: 20 is not above 20, the size of a large segment; give "
+               "more, or 0 for no limit");
+    expect_set("memory.limit_gib=0.0019",
+               "--set memory.limit_gib: 0.0019 is less than one segment of 2 MiB (0.002); give more, or "
+               "0 for what the worker offers");
+    expect_set("memory.gc_threshold=1",
+               "--set memory.gc_threshold: 1 is out of range: must be at least 0 and below 1");
+    expect_set("training.global_batch_size=2147483648",
+               "--set training.global_batch_size: 2147483648 is out of range: must be 1..2147483647");
     expect_set("validation={fraction: 0.1, every_steps: 201}",
                "--set validation.every_steps: 201 is never reached in 200 steps");
     expect_set("validation={fraction: 0.1, path: x}",
@@ -337,7 +347,7 @@ Test(refuse, workers_and_degrees_in_the_file) {
     expect_set("training.global_batch_size=4",
                "--set training.global_batch_size: 4 sequences are fewer than one local_batch_size of 8");
     expect_set("training.global_batch_size=0",
-               "--set training.global_batch_size: 0 is out of range: must be 1..1000000000000");
+               "--set training.global_batch_size: 0 is out of range: must be 1..2147483647");
     expect_set("training.local_batch_size=-2",
                "--set training.local_batch_size: -2 is out of range: must be 1..1048576");
     expect_set("workers=0", "--set workers: 0 is out of range: must be 1..65536");
