@@ -3,6 +3,7 @@
  * Pure; works on the caller's structs only. */
 #include "core/spec_schema.h"
 #include <ctype.h>
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -241,6 +242,17 @@ static void check_model(struct zt_problems *p, const struct zt_spec *s) {
         PROBLEM(p, "model", "%s", err.msg);
 }
 
+/* They keep a division from being 0 / 0, which takes a number that is not 0 in fp32. */
+#define ZERO_IN_FP32                                                                               \
+    "%g is 0 in fp32, so that zero gradients or equal activations would give NaN; give 1.2e-38 or " \
+    "more"
+static void check_epsilons(struct zt_problems *p, const struct zt_spec *s) {
+    if (s->optimizer.eps > 0 && s->optimizer.eps < (double)FLT_MIN)
+        PROBLEM(p, "optimizer.eps", ZERO_IN_FP32, s->optimizer.eps);
+    if (s->model.norm_eps > 0 && s->model.norm_eps < (double)FLT_MIN)
+        PROBLEM(p, "model.norm_eps", ZERO_IN_FP32, s->model.norm_eps);
+}
+
 /* What the allocator of every rank would refuse. */
 static void check_memory(struct zt_problems *p, const struct zt_spec *s) {
     double split = s->memory.max_split_size_mib, limit = s->memory.limit_gib;
@@ -262,6 +274,7 @@ void zt_check_alone(struct zt_problems *p, const struct zt_spec *s) {
     check_training(p, s);
     check_schedule(p, s);
     check_mode(p, s);
+    check_epsilons(p, s);
     check_memory(p, s);
     check_service(p, s);
 }

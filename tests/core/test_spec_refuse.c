@@ -291,6 +291,12 @@ Test(refuse, values_that_contradict) {
     expect_set("lr_scheduler.min_lr_factor=0.1",
                "--set lr_scheduler.min_lr_factor: has no effect with decay_type constant; choose linear, "
                "cosine or sqrt, or leave it out");
+    expect_set("optimizer.eps=1e-50",
+               "--set optimizer.eps: 1e-50 is 0 in fp32, so that zero gradients or equal activations "
+               "would give NaN; give 1.2e-38 or more");
+    expect_set("model.norm_eps=1e-39",
+               "--set model.norm_eps: 1e-39 is 0 in fp32, so that zero gradients or equal activations "
+               "would give NaN; give 1.2e-38 or more");
     expect_set("memory.max_split_size_mib=20",
                "--set memory.max_split_size_mib: 20 is not above 20, the size of a large segment; give "
                "more, or 0 for no limit");
