@@ -508,6 +508,22 @@ Test(train, waiting_for_a_late_rank_is_exposed_and_named) {
     }
 }
 
+/* Without overlap every reduction is waited for at once: all of it is exposed, and the last one, of
+ * the root whose gradient is done last, is the tail. */
+Test(train, without_overlap_all_communication_is_exposed) {
+    struct train_job *j =
+        train_ok(2, train_yaml(MODEL "dataset: {path: %s}\nparallelism: {overlap: false}\n"
+                                     "training: {steps: 4, seq_len: %d, local_batch_size: 2}\n",
+                               text(), T));
+    for (int s = 1; s <= 4; s++) {
+        const struct zt_exposed *e = &j->rank[0].report[s].exposed;
+        cr_assert_gt(e->comm_seconds, 0.0);
+        cr_assert_float_eq(e->exposed_comm_seconds, e->comm_seconds, 1e-9);
+        cr_assert_gt(e->tail_seconds, 0.0);
+        cr_assert_lt(e->tail_seconds, e->comm_seconds);
+    }
+}
+
 /* ---- ends ---- */
 
 Test(train, non_finite_loss_stops_every_rank) {
