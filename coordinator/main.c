@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "coordinator/migrate.h"
 #include "coordinator/serve.h"
@@ -73,6 +74,7 @@ static int migrate(int argc, char **argv)
     struct zt_migrate_result r;
     sqlite3 *db = NULL;
     int lock = -1;
+    umask(077);
     for (int i = 2; i < argc; i++) {
         if ((v = value_of("--state", argc, argv, &i)))
             state = v;

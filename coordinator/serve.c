@@ -33,9 +33,13 @@ void zt_coord_log(const char *level, const char *event, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    for (char *p = text; *p; p++) /* one event, one line; nothing from the network reaches the terminal raw */
-        if ((unsigned char)*p < 32 || *p == 127)
+    for (char *p = text; *p; p++) { /* one event, one line; nothing from the network reaches the terminal raw */
+        bool c1 = (unsigned char)*p == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
+        if ((unsigned char)*p < 32 || *p == 127 || c1)
             *p = ' ';
+        if (c1)
+            *++p = ' ';
+    }
     fprintf(stderr, "%s.%03dZ %s %s %s\n", when, (int)(ms % 1000), level, event, text);
 }
 
@@ -293,6 +297,7 @@ int zt_serve(const struct zt_serve_config *c)
         return 10;
     }
     signal(SIGPIPE, SIG_IGN);
+    umask(077); /* runs, logs and paths are nobody else's, in whatever folder they lie */
     signal(SIGXFSZ, SIG_IGN); /* a file at its size limit is an error of a write, not the end of us */
     sh->waiting_last = &sh->waiting;
     raise_descriptor_limit();

@@ -29,6 +29,7 @@
 #define BEATS_OUT_MAX 3        /* unanswered beats; more would only queue up */
 #define ORPHAN_MS (30u * 60u * 1000u)
 #define DRAIN_MS 10000u        /* to tell the coordinator how it ended */
+#define DRAIN_IDLE_MS 2000u    /* to be told that no work is on its way, when there is nothing to tell */
 
 /* One line per event of ours; people read it, the log of a run is another thing. */
 void zw_log(const struct zw_supervisor *s, const char *fmt, ...)
@@ -40,8 +41,12 @@ void zw_log(const struct zw_supervisor *s, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    for (char *c = text; *c; c++) {
-        *c = (unsigned char)*c < ' ' || *c == 127 ? ' ' : *c; /* one line, no terminal escapes */
+    for (char *c = text; *c; c++) { /* one line, no terminal escapes, of one byte or two */
+        bool c1 = (unsigned char)*c == 0xC2 && (unsigned char)c[1] >= 0x80 && (unsigned char)c[1] < 0xA0;
+        *c = (unsigned char)*c < ' ' || *c == 127 || c1 ? ' ' : *c;
+        if (c1) {
+            *++c = ' ';
+        }
     }
     clock_gettime(CLOCK_REALTIME, &ts);
     gmtime_r(&ts.tv_sec, &tm);
@@ -467,7 +472,7 @@ static void on_stop_signal(uv_signal_t *h, int signum)
         return;
     }
     s->draining = true;
-    s->drain_until = zw_now(s) + DRAIN_MS;
+    s->drain_until = zw_now(s) + (s->jobs ? DRAIN_MS : DRAIN_IDLE_MS);
     zw_log(s, "SIG%s: draining", sigabbrev_np(signum));
     forget_wanted(s);
     struct zw_job *j = live_child(s);

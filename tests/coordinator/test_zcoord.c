@@ -214,6 +214,8 @@ Test(zcoord, submit_list_cancel_are_idempotent) {
     char token[128];
     snprintf(token, sizeof token, "%s/token", d.dir);
     cr_expect(stat(token, &st) == 0 && (st.st_mode & 0777) == 0600);
+    snprintf(token, sizeof token, "%s/%s", d.dir, ZT_DB_NAME);
+    cr_expect(stat(token, &st) == 0 && (st.st_mode & 0777) == 0600, "mode %o: others may read runs and logs", st.st_mode & 0777);
     remove_tree(d.dir);
 }
 
