@@ -46,7 +46,8 @@
  * IN_COMM, RUNNING IDLE <--mc_unbind (stop_complete, free_if_over)-- STOPPING <--mc_begin_stop--
  * any of these RECLAIMING: holds a child no live generation owns; ABORT until ChildExited, then
  * IDLE LOST <--mc_tick_worker--; back by any beat.  QUARANTINED <--mc_tick_run (reap over)--; back
- * by ChildExited */
+ * by ChildExited. GONE: was draining, has nothing left and hung up (mc_on_disconnected); back by
+ * mc_on_register. */
 #include "coordinator/machine_internal.h"
 
 #include <stdarg.h>
@@ -96,7 +97,7 @@ const char *zt_run_state_name(enum zt_run_state s) {
 const char *zt_worker_state_name(enum zt_worker_state s) {
     static const char *const names[] = {"CONNECTING", "IDLE",    "RESERVED",   "STARTING",
                                         "READY",      "IN_COMM", "RUNNING",    "STOPPING",
-                                        "RECLAIMING", "LOST",    "QUARANTINED"};
+                                        "RECLAIMING", "LOST",    "QUARANTINED", "GONE"};
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "UNKNOWN";
 }
 bool zt_run_state_terminal(enum zt_run_state s) {
@@ -298,7 +299,9 @@ static void refresh_worker(struct zt_machine *m, struct mc_worker *w) {
     if (!moved && !w->dirty) return;
     if (s != w->row.state)
         mc_event(m,
-                 (struct mc_note){.level = s >= ZT_WORKER_LOST ? 2 : 0,
+                 (struct mc_note){.level = s == ZT_WORKER_GONE   ? 1
+                                           : s >= ZT_WORKER_LOST ? 2
+                                                                 : 0,
                                   .kind = "WORKER_STATE",
                                   .run = r,
                                   .worker = w,

@@ -75,6 +75,7 @@ enum zt_worker_state {
     ZT_WORKER_READY = 4, ZT_WORKER_IN_COMM = 5, ZT_WORKER_RUNNING = 6, ZT_WORKER_STOPPING = 7,
     ZT_WORKER_RECLAIMING = 8, /* holds a child that no live generation owns */
     ZT_WORKER_LOST = 9, ZT_WORKER_QUARANTINED = 10,
+    ZT_WORKER_GONE = 11,      /* was draining and hung up when it had nothing left */
 };
 enum zt_worker_flag { ZT_WF_CORDONED = 1, ZT_WF_DRAINING = 2, ZT_WF_SUSPECT = 4, ZT_WF_LOST = 8, ZT_WF_QUARANTINED = 16 };
 enum zt_trainer_phase { /* = proto's TrainerPhase */
@@ -158,7 +159,7 @@ struct zt_row_attempt { /* key run_id, generation: a formation and how it ended 
     enum zt_reason reason;      /* NONE while it lives and when it succeeded */
     int32_t rank;               /* root cause; -1 = none */
     char worker_id[ZT_WORKER_ID_MAX + 1], message[ZT_MESSAGE_MAX + 1];
-    int64_t last_step, steps_redone; /* last step any rank reached; steps of it that earlier ones had done */
+    int64_t last_step, steps_redone; /* last step any rank finished; steps of it that earlier ones had done */
     bool counted;
     double detect_seconds, stop_seconds, start_seconds, form_seconds; /* < 0 = not measured */
 };
@@ -263,7 +264,9 @@ struct zt_event {
         struct { const char *group; uint32_t index; const void *id; size_t bytes; } comm; /* PUT, GET */
         struct { int64_t first, last; double step_seconds /* NAN = not measured */; uint64_t seq; } steps;
         struct {
-            enum zt_reason reason; const char *message; int64_t step; int32_t exit_code, signal, peer; int64_t offset_ms;
+            enum zt_reason reason; const char *message;
+            int64_t step;        /* in progress, for people: what was finished is known from STEPS; -1 = not known */
+            int32_t exit_code, signal, peer; int64_t offset_ms;
         } failure;
         struct { int64_t steps; const char *parameter_hash; } done;
         struct { int32_t exit_code, signal; } exited; /* exit_code -1 = by signal or unknown */

@@ -44,6 +44,7 @@ static struct census count_workers(struct zt_machine *m, const struct zt_run_con
     for (int i = 0; i < m->n_workers; i++) {
         const struct mc_worker *w = &m->workers[i];
         if (!w->used || (c->device[0] && strcmp(c->device, w->row.device))) continue;
+        if (mc_worker_state(m, w) == ZT_WORKER_GONE) continue; /* nothing to wait for */
         bool gone = (w->row.flags & ZT_WF_LOST) || !w->registered || !w->connected ||
                     mc_worker_silent(m, w);
         if (c->memory_bytes > w->row.capacity_bytes)

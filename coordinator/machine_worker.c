@@ -17,9 +17,12 @@ static bool holds(const struct mc_worker *w, const struct mc_run *r) {
 }
 enum zt_worker_state mc_worker_state(const struct zt_machine *m, const struct mc_worker *w) {
     if (w->row.flags & ZT_WF_QUARANTINED) return ZT_WORKER_QUARANTINED;
-    if (w->row.flags & ZT_WF_LOST) return ZT_WORKER_LOST;
-    if (!w->registered) return ZT_WORKER_CONNECTING;
     const struct mc_rank *k = leased_rank(m, w);
+    if (w->row.flags & ZT_WF_LOST) {
+        bool stopped = (w->row.flags & ZT_WF_DRAINING) && !w->child.any && !k;
+        return stopped ? ZT_WORKER_GONE : ZT_WORKER_LOST;
+    }
+    if (!w->registered) return ZT_WORKER_CONNECTING;
     if (!k) return w->child.any ? ZT_WORKER_RECLAIMING : ZT_WORKER_IDLE;
     switch (m->runs[w->run].row.state) {
     case ZT_RUN_ALLOCATING:
@@ -218,12 +221,21 @@ void mc_tick_worker(struct zt_machine *m, int i) {
                w->registered ? "sends no beats, and its group makes no steps"
                              : "did not come back after the coordinator's restart");
 }
+/* It was draining, its trainer is gone and no generation waits for it: it hung up because it is done. */
+static bool drained(const struct zt_machine *m, const struct mc_worker *w) {
+    const struct mc_rank *k = leased_rank(m, w);
+    return (w->row.flags & ZT_WF_DRAINING) && !w->child.any &&
+           (!k || (k->row.released && !mc_run_active(&m->runs[w->run])));
+}
 void mc_on_disconnected(struct zt_machine *m, const struct zt_event *ev) {
-    int i = mc_find_worker(m, ev->worker_id);
-    if (i < 0 || m->workers[i].session != ev->session) return;
-    m->workers[i].connected = false;
-    m->workers[i].told.action = -1;
-    mc_touch(m, i);
+    for (int i = 0; i < m->n_workers; i++) {
+        struct mc_worker *w = &m->workers[i];
+        if (!w->used || !w->connected || w->session != ev->session) continue;
+        w->connected = false;
+        w->told.action = -1;
+        if (drained(m, w)) set_flag(m, w, ZT_WF_LOST, true);
+        mc_touch(m, i);
+    }
 }
 
 /* ------------------------------------------------------------------------------ registration and
@@ -532,7 +544,6 @@ static void on_failure(struct zt_machine *m, const struct zt_event *ev, struct m
     const char *text = ev->u.failure.message ? ev->u.failure.message : "";
     bool known = strncmp(zt_reason_name(reason), "UNKNOWN", 7) != 0 && reason != ZT_REASON_NONE;
     struct mc_rank *k = &r->ranks[ev->at.rank];
-    if (ev->u.failure.step > k->step) advance_rank(m, r, k, ev->u.failure.step);
     if (k->row.done)
         mc_event(m,
                  (struct mc_note){.level = 2,

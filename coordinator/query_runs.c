@@ -294,8 +294,10 @@ int zt_query_workers(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err)
         w->worker_id = q_string(&q, 0);
         w->host = q_string(&q, 1);
         w->device = q_string(&q, 2);
-        w->state = q_copy(&q, zt_worker_state_name((enum zt_worker_state)sqlite3_column_int(q.s, 3)));
-        w->flags = flag_names(&q, (unsigned)sqlite3_column_int(q.s, 4));
+        enum zt_worker_state state = (enum zt_worker_state)sqlite3_column_int(q.s, 3);
+        unsigned flags = (unsigned)sqlite3_column_int(q.s, 4);
+        w->state = q_copy(&q, zt_worker_state_name(state));
+        w->flags = flag_names(&q, state == ZT_WORKER_GONE ? flags & ~(unsigned)ZT_WF_LOST : flags);
         w->has_capacity_bytes = w->has_threads = w->has_pid = 1;
         w->capacity_bytes = (uint64_t)sqlite3_column_int64(q.s, 5);
         w->threads = (uint32_t)sqlite3_column_int64(q.s, 6);
@@ -322,7 +324,7 @@ static void count_workers(struct query *q, Zt__ClusterStatus *c)
             c->workers_lost += n;
         else if (s == ZT_WORKER_IDLE || s == ZT_WORKER_CONNECTING)
             c->workers_idle += n;
-        else
+        else if (s != ZT_WORKER_GONE)
             c->workers_busy += n;
     }
 }

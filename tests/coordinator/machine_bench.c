@@ -272,14 +272,20 @@ int bench_steps(int run, int rank, int64_t first, int64_t last, double seconds) 
     if (code == 0) B.w[bench_holder(run, rank)].step = last;
     return code;
 }
-int bench_fail(int run, int rank, enum zt_reason reason, int peer) {
+static int fail_rank(int run, int rank, enum zt_reason reason, int peer, int64_t step) {
     struct zt_event ev = of_rank(run, rank, ZT_EV_FAILURE);
     ev.u.failure.reason = reason;
     ev.u.failure.message = "it broke";
     ev.u.failure.peer = peer;
-    ev.u.failure.step = -1;
+    ev.u.failure.step = step;
     ev.u.failure.exit_code = -1;
     return bench_step(&ev);
+}
+int bench_fail(int run, int rank, enum zt_reason reason, int peer) {
+    return fail_rank(run, rank, reason, peer, -1);
+}
+int bench_fail_in(int run, int rank, enum zt_reason reason, int64_t step) {
+    return fail_rank(run, rank, reason, -1, step);
 }
 int bench_done(int run, int rank, int64_t steps, const char *hash) {
     struct zt_event ev = of_rank(run, rank, ZT_EV_RANK_DONE);

@@ -44,6 +44,7 @@ int bench_cancel(int run, int key);
 int bench_rank(int run, int rank, enum zt_event_kind kind); /* READY, IN_COMM: from the worker that holds the rank */
 int bench_steps(int run, int rank, int64_t first, int64_t last, double seconds);
 int bench_fail(int run, int rank, enum zt_reason reason, int peer);
+int bench_fail_in(int run, int rank, enum zt_reason reason, int64_t step); /* step: the one in progress */
 int bench_done(int run, int rank, int64_t steps, const char *hash);
 int bench_exit(int run, int rank, int code, int signal);
 int bench_holder(int run, int rank);            /* worker that holds the rank by the newest rows */

@@ -340,8 +340,7 @@ Test(machine, an_older_connection_is_not_heard) {
     old.u.beat.seq = 999;
     bench_register(0);
     cr_assert_eq(bench_step(&old), ZT_ECONFLICT);
-    struct zt_event gone = {
-        .kind = ZT_EV_DISCONNECTED, .session = old.session, .worker_id = B.w[0].id};
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = old.session};
     bench_step(&gone);
     int r = bench_submit("job", bench_config(1));
     cr_assert_eq(bench_state(r), ZT_RUN_STARTING,
@@ -501,6 +500,39 @@ Test(machine, a_draining_worker_gives_its_rank_away) {
     cr_assert_eq(B.run[r].restarts_counted, 0);
     cr_assert_str_eq(B.rank[r][0].worker_id, "a/1");
     cr_assert_str_eq(B.rank[r][1].worker_id, "a/2");
+}
+Test(machine, a_drained_worker_that_hangs_up_is_gone) {
+    workers(2);
+    int r = bench_submit("job", bench_config(2));
+    bench_running(r);
+    B.w[0].draining = true;
+    bench_beat(0);
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = B.w[0].session};
+    bench_step(&gone);
+    cr_assert_neq(B.w[0].row.state, ZT_WORKER_GONE, "its trainer may live");
+    bench_register(0);
+    bench_exit_all(r, 0, 9);
+    cr_assert_eq(B.w[0].row.state, ZT_WORKER_IDLE);
+    gone.session = B.w[0].session;
+    B.w[0].silent = true;
+    bench_step(&gone);
+    cr_assert_eq(B.w[0].row.state, ZT_WORKER_GONE, "at once, not when its beats are missed");
+    bench_wait(1.2);
+    cr_assert_str_eq(B.run[r].detail, "need 2 workers, 1 idle", "nobody waits for it");
+    /* a new process of that name is as good as any */
+    B.w[0].draining = B.w[0].silent = false;
+    bench_restart_worker(0);
+    cr_assert_eq(bench_state(r), ZT_RUN_STARTING);
+}
+Test(machine, a_worker_that_hangs_up_is_not_given_a_rank) {
+    workers(2);
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = B.w[1].session};
+    bench_step(&gone);
+    cr_assert_eq(B.w[1].row.state, ZT_WORKER_IDLE, "it was not draining: it may be back");
+    int r = bench_submit("job", bench_config(2));
+    cr_assert_str_eq(B.run[r].detail, "need 2 workers, 1 idle, 1 lost");
+    bench_register(1);
+    cr_assert_eq(bench_state(r), ZT_RUN_STARTING);
 }
 Test(machine, a_cordoned_worker_gets_nothing_new) {
     workers(2);

@@ -161,6 +161,30 @@ Test(faults, a_step_that_one_rank_finished_alone_is_no_progress) {
     }
 }
 
+/* A failure names the step it happened in; the last finished one is what the rank reported before. */
+Test(faults, a_step_that_failed_was_not_finished) {
+    struct zt_run_config c = bench_config(1);
+    bench_worker("0", "a");
+    bench_wait(1.2);
+    int r = bench_submit("job", c);
+    static const int finished[] = {0, 2};
+    for (int i = 0; i < 2; i++) {
+        bench_running(r);
+        if (finished[i]) bench_steps(r, 0, 1, finished[i], 0.1);
+        bench_fail_in(r, 0, ZT_REASON_EXIT_NONZERO, finished[i] + 1);
+        cr_assert_eq(B.attempt[r].last_step, finished[i]);
+        cr_assert_eq(B.run[r].best_step, finished[i]);
+        bench_exit_all(r, 1, 0);
+        for (int k = 0; k < 100 && bench_state(r) == ZT_RUN_RESTARTING; k++) bench_wait(0.2);
+    }
+    bench_running(r);
+    bench_fail_in(r, 0, ZT_REASON_OOM_DEVICE, 3);
+    cr_assert_eq(B.attempt[r].last_step, 0);
+    cr_assert_eq(B.attempt[r].steps_redone, 0);
+    bench_exit_all(r, 1, 0);
+    cr_assert_eq(bench_state(r), ZT_RUN_FAILED);
+}
+
 /* ---- cause and consequence */
 Test(faults, a_consequence_waits_for_its_cause) {
     int r = running(3);
@@ -192,8 +216,7 @@ Test(faults, the_first_cause_wins) {
 }
 Test(faults, only_consequences_and_a_silent_worker) {
     int r = running(3);
-    struct zt_event gone = {
-        .kind = ZT_EV_DISCONNECTED, .session = B.w[2].session, .worker_id = B.w[2].id};
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = B.w[2].session};
     B.w[2].silent = true;
     bench_step(&gone);
     bench_fail(r, 0, ZT_REASON_PEER_LOST, -1);

@@ -387,10 +387,11 @@ Test(query, events_and_their_pages) {
 }
 
 Test(query, workers_and_status) {
-    static const enum zt_worker_state states[] = { ZT_WORKER_IDLE, ZT_WORKER_RUNNING, ZT_WORKER_LOST };
+    static const enum zt_worker_state states[] = { ZT_WORKER_IDLE, ZT_WORKER_RUNNING, ZT_WORKER_LOST, ZT_WORKER_GONE };
+    static const uint32_t flags[] = { ZT_WF_DRAINING, 0, ZT_WF_LOST, ZT_WF_DRAINING | ZT_WF_LOST };
     struct zt_batch *batch = zt_batch_new();
-    for (int i = 0; i < 3; i++) {
-        struct zt_row_worker w = { .state = states[i], .flags = i == 0 ? ZT_WF_DRAINING : 0, .capacity_bytes = 1000 - i, .rank = -1 };
+    for (int i = 0; i < 4; i++) {
+        struct zt_row_worker w = { .state = states[i], .flags = flags[i], .capacity_bytes = 1000 - i, .rank = -1 };
         snprintf(w.worker_id, sizeof w.worker_id, "box/cpu-%d", i);
         snprintf(w.host, sizeof w.host, "box");
         snprintf(w.device, sizeof w.device, "cpu");
@@ -399,9 +400,11 @@ Test(query, workers_and_status) {
     cr_assert_eq(bench_commit(&b, batch), 0);
     Zt__ListWorkers list = ZT__LIST_WORKERS__INIT;
     Zt__Envelope *r = ask(ZT__ENVELOPE__BODY_LIST_WORKERS, &list, 0);
-    cr_assert_eq(r->worker_list->n_workers, 3);
+    cr_assert_eq(r->worker_list->n_workers, 4);
     cr_expect_str_eq(r->worker_list->workers[0]->flags, "DRAINING");
     cr_expect_str_eq(r->worker_list->workers[2]->state, "LOST");
+    cr_expect_str_eq(r->worker_list->workers[3]->state, "GONE");
+    cr_expect_str_eq(r->worker_list->workers[3]->flags, "DRAINING");
     zt_query_free(r);
     Zt__GetStatus get = ZT__GET_STATUS__INIT;
     r = ask(ZT__ENVELOPE__BODY_GET_STATUS, &get, 0);

@@ -572,6 +572,61 @@ Test(zcoord, a_run_of_two_workers_from_submit_to_succeeded) {
     remove_tree(d.dir);
 }
 
+static void say_draining(struct fake *f)
+{
+    Zt__Beat m = ZT__BEAT__INIT;
+    uint8_t incarnation[16] = { (uint8_t)(1 + f->number) };
+    char id[16];
+    snprintf(id, sizeof id, "box/cpu-%d", f->number);
+    m.worker_id = id;
+    m.incarnation.data = incarnation;
+    m.incarnation.len = 16;
+    m.seq = 1;
+    m.has_draining = 1;
+    m.draining = f->number == 0;
+    say(f, ZT__ENVELOPE__BODY_BEAT, &m);
+}
+
+/* Both hang up; only the one that was draining is gone, long before its beats could be missed. */
+Test(zcoord, a_drained_worker_that_hangs_up_is_gone_at_once) {
+    struct daemon d;
+    struct answer a;
+    struct fake_run r;
+    int acks = 0;
+    signal(SIGPIPE, SIG_IGN);
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    connect_fakes(&r, &d);
+    both(&r, say_register, &acks);
+    both(&r, say_draining, &acks);
+    close_fakes(&r);
+    Zt__ListWorkers list = ZT__LIST_WORKERS__INIT;
+    double age = 0;
+    for (int i = 0; i < 200; i++) {
+        struct timespec pause = { 0, 10000000 };
+        cr_assert_eq(call(c, ZT__ENVELOPE__BODY_LIST_WORKERS, &list, &a), 0, "%s", a.err.msg);
+        cr_assert_eq(a.env->worker_list->n_workers, 2);
+        age = a.env->worker_list->workers[0]->beat_age_seconds;
+        if (strcmp(a.env->worker_list->workers[0]->state, "GONE") == 0)
+            break;
+        drop(&a);
+        a.env = NULL;
+        nanosleep(&pause, NULL);
+    }
+    cr_assert_not_null(a.env, "still not gone %.1f s after its last beat", age);
+    cr_expect_str_eq(a.env->worker_list->workers[1]->state, "IDLE");
+    drop(&a);
+    Zt__GetStatus get = ZT__GET_STATUS__INIT;
+    cr_assert_eq(call(c, ZT__ENVELOPE__BODY_GET_STATUS, &get, &a), 0, "%s", a.err.msg);
+    cr_expect_eq(a.env->cluster_status->workers_idle, 1);
+    cr_expect_eq(a.env->cluster_status->workers_lost, 0);
+    drop(&a);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    remove_tree(d.dir);
+}
+
 /* A file size limit stands for a disk that refuses writes. */
 Test(zcoord, a_disk_that_refuses_keeps_reads_alive) {
     struct daemon d;
