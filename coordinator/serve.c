@@ -47,7 +47,7 @@ int zt_exit_code(int zt_code)
 {
     switch (zt_code) {
     case ZT_OK: return 0;
-    case ZT_EINVAL: return 2;
+    case ZT_EINVAL: case ZT_EUNSUPPORTED: return 2;
     case ZT_ENOTFOUND: return 3;
     case ZT_EAUTH: return 4;
     case ZT_ECONFLICT: return 5;
@@ -88,9 +88,9 @@ int zt_state_prepare(const char *flag, char *out, size_t n, struct zt_error *err
     if (st.st_uid != geteuid())
         return zt_fail(err, ZT_EAUTH, "the state folder %s belongs to user %u, not to us (%u); choose another --state", out,
                        st.st_uid, geteuid());
-    if (st.st_mode & 022)
-        return zt_fail(err, ZT_EAUTH, "others may write the state folder %s (mode %03o): chmod 700 %s", out,
-                       st.st_mode & 0777, out);
+    if (st.st_mode & 077)
+        return zt_fail(err, ZT_EAUTH, "others may %s the state folder %s (mode %03o), which holds run files, logs and the token: "
+                       "chmod 700 %s", st.st_mode & 022 ? "write" : "look into", out, st.st_mode & 0777, out);
     return 0;
 }
 
