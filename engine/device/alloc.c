@@ -529,7 +529,9 @@ static void fill_oom(struct zt_alloc *a, size_t request, size_t rounded, enum zt
     o->inactive_split_bytes = a->stats.inactive_split_bytes[ZT_POOL_ALL].current;
     o->tag = tag;
     o->phase = a->ledger->phase;
-    o->fragmentation = o->reserved - o->allocated >= (int64_t)rounded;
+    /* A block that is big enough may belong to the other pool: what lacks then is a segment. */
+    o->fragmentation = o->reserved - o->allocated >= (int64_t)rounded &&
+                       o->largest_free_block < (int64_t)rounded;
     snprintf(o->what, sizeof o->what, "%s", name ? name : "");
     memcpy(o->by_tag, a->ledger->block, sizeof o->by_tag);
 }

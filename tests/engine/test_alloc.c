@@ -245,6 +245,19 @@ Test(alloc, capacity_report) {
     rig_close(&r);
 }
 
+/* 16 MiB lie free in one block, but of the pool of large blocks: no segment for the small ones. */
+Test(alloc, a_block_of_the_other_pool_is_no_fragmentation) {
+    struct rig r;
+    rig_open(&r, 20 * MIB, NULL);
+    void *p = get(&r, 4 * MIB), *q = NULL;
+    cr_assert_eq(zt_malloc(r.a, 512, NULL, ZT_TAG_TEMPORARY, "token losses", &q, &r.err), ZT_EOOM);
+    cr_assert_eq(zt_alloc_last_oom(r.a)->largest_free_block, (int64_t)(16 * MIB));
+    cr_assert_not(zt_alloc_last_oom(r.a)->fragmentation);
+    cr_assert(strstr(r.err.msg, "cause: capacity"), "%s", r.err.msg);
+    zt_free(r.a, p);
+    rig_close(&r);
+}
+
 /* Two 20 MiB segments with 4 MiB in use in the middle of each: 32 MiB lie unused, no hole has 12.
  */
 Test(alloc, fragmentation_report) {
