@@ -304,8 +304,7 @@ static int print_collected(struct zt_follow *f, const char *key, FILE *out) {
     if (f->o.format == ZT_FORMAT_JSON && !f->o.follow) {
         json_t *o = json_object();
         json_object_set(o, key, f->rows);
-        json_dumpf(o, out, JSON_INDENT(2));
-        fputc('\n', out);
+        zt_print_json(out, o);
         json_decref(o);
     } else if (f->o.format == ZT_FORMAT_CSV) {
         zt_print_csv(out, f->rows);

@@ -175,12 +175,18 @@ int zt_print_table(FILE *out, const json_t *rows, const struct zt_column *column
 
 /* ---------------------------------------------------------------------------------- JSON, CSV */
 
-void zt_print_json_line(FILE *out, const json_t *row) {
-    json_dumpf(row, out, JSON_COMPACT);
+static bool is_terminal(FILE *out) { return isatty(fileno(out)) == 1; }
+
+static void print_json(FILE *out, const json_t *o, size_t flags) {
+    json_dumpf(o, out, flags | (is_terminal(out) ? JSON_ENSURE_ASCII : 0));
     fputc('\n', out);
 }
 
-static void csv_field(FILE *out, const char *s) {
+void zt_print_json_line(FILE *out, const json_t *row) { print_json(out, row, JSON_COMPACT); }
+
+void zt_print_json(FILE *out, const json_t *o) { print_json(out, o, JSON_INDENT(2)); }
+
+static void csv_text(FILE *out, const char *s) {
     if (!s[strcspn(s, ",\"\r\n")]) {
         fputs(s, out);
         return;
@@ -192,6 +198,12 @@ static void csv_field(FILE *out, const char *s) {
         fputc(*s, out);
     }
     fputc('"', out);
+}
+
+static void csv_field(FILE *out, const char *s) {
+    char *safe = is_terminal(out) ? zt_escape(s, strlen(s), true) : NULL;
+    csv_text(out, safe ? safe : s);
+    free(safe);
 }
 
 static void csv_value(FILE *out, const json_t *v) {
@@ -251,8 +263,7 @@ int zt_print_rows(FILE *out, const struct zt_options *o, const json_t *json, con
     switch (o->format) {
     case ZT_FORMAT_TABLE: return zt_print_table(out, rows, columns, err);
     case ZT_FORMAT_JSON:
-        json_dumpf(json, out, JSON_INDENT(2));
-        fputc('\n', out);
+        zt_print_json(out, json);
         break;
     case ZT_FORMAT_JSONL:
         json_array_foreach((json_t *)(uintptr_t)rows, i, row) zt_print_json_line(out, row);

@@ -34,7 +34,10 @@ const char *zt_cell_text(const json_t *row, const struct zt_column *c, char *buf
 int zt_print_rows(FILE *out, const struct zt_options *o, const json_t *json, const json_t *rows,
                   const struct zt_column *columns, struct zt_error *err);
 int zt_print_table(FILE *out, const json_t *rows, const struct zt_column *columns, struct zt_error *err);
+/* JSON in one line, or indented. A terminal gets \u escapes for all that is not ASCII, as the characters
+ * it acts on are among them; files and pipes get the text as it is. The same holds for CSV. */
 void zt_print_json_line(FILE *out, const json_t *row);
+void zt_print_json(FILE *out, const json_t *o);
 /* Nested objects become a.b columns; the header is that of the first row. */
 void zt_print_csv(FILE *out, const json_t *rows);
 

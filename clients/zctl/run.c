@@ -651,12 +651,10 @@ static void summary_json(struct local *l, const Zt__RunDetail *d, const json_t *
     json_object_set_new(o, "parameter_hash", zt_json_text(d->parameter_hash));
     json_object_set(o, "ranks", (json_t *)(uintptr_t)peaks);
     json_object_set_new(o, "state_folder", zt_json_text(l->dir));
-    if (l->o->format == ZT_FORMAT_JSON) {
-        json_dumpf(o, stdout, JSON_INDENT(2));
-        putchar('\n');
-    } else {
+    if (l->o->format == ZT_FORMAT_JSON)
+        zt_print_json(stdout, o);
+    else
         zt_print_json_line(stdout, o);
-    }
     json_decref(o);
 }
 

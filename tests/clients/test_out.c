@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is printed: escaping for terminals, cells, tables, CSV, and the four formats of one list. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "clients/zctl/out.h"
 
 static void expect_escape(const char *in, size_t n, bool tabs, const char *want) {
@@ -108,4 +110,37 @@ Test(out, color) {
     fclose(f);
     cr_assert_str_eq(zt_state_color("FAILED", false), "");
     cr_assert_str_neq(zt_state_color("FAILED", true), "");
+}
+
+/* What a terminal acts on does not reach one in JSON or CSV either; a file gets the text as it is. */
+Test(out, json_and_csv_on_a_terminal, .timeout = 20) {
+    json_t *rows = json_loads("[{\"name\": \"a\\u009b1m\\u202eb\\u001b[2J\"}]", 0, NULL);
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    cr_assert(rows && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    FILE *tty = fopen(ptsname(master), "w");
+    char got[512] = "";
+    cr_assert(tty);
+    zt_print_json_line(tty, json_array_get(rows, 0));
+    zt_print_json(tty, json_array_get(rows, 0));
+    zt_print_csv(tty, rows);
+    fputs("end", tty);
+    fflush(tty);
+    for (size_t n = 0; !strstr(got, "end") && n + 1 < sizeof got;) {
+        ssize_t m = read(master, got + n, sizeof got - 1 - n);
+        cr_assert_gt(m, 0);
+        n += (size_t)m;
+    }
+    cr_expect(!strstr(got, "\xc2\x9b") && !strstr(got, "\xe2\x80\xae") && !strchr(got, '\033'), "%s", got);
+    cr_expect(strstr(got, "a\\u009B1m\\u202Eb\\u001B[2J") != NULL, "%s", got);
+    cr_expect(strstr(got, "a\\2331m\\u202eb\\033[2J") != NULL, "%s", got);
+    fclose(tty);
+    close(master);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    zt_print_json_line(file, json_array_get(rows, 0));
+    fclose(file);
+    cr_expect(strstr(text, "\xc2\x9b") != NULL, "%s", text);
+    free(text);
+    json_decref(rows);
 }
