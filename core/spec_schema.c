@@ -329,7 +329,8 @@ static const struct zt_key keys[] = {
      .names = NAMES({"auto", 0}), .fallback = "auto",
      .help = "Without progress; `auto`: ten steps, at least 10 s."},
     FLOAT("timeouts.term_grace", timeouts.term_grace, 0, 86400, 0, "15",
-          "Between asking a rank to stop and killing it."),
+          "How long, with 30 s more, a worker has to get rid of a trainer before it is set aside "
+          "(`QUARANTINED`). The trainer itself is killed at once."),
     FLOAT("timeouts.time_limit", timeouts.time_limit, 0, 1e9, 0, "0",
           "For the whole run; 0: none."),
     FLOAT("timeouts.queue", timeouts.queue, 0, 1e9, 0, "0", "For waiting in the queue; 0: none."),

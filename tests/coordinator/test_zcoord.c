@@ -133,7 +133,7 @@ static int call(struct zt_call *c, Zt__Envelope__BodyCase which, void *body, str
 
 static void drop(struct answer *a) { if (a->env) zt_envelope_free(a->env, a->arena); }
 
-static int submit(struct zt_call *c, const char *name, const char *text, uint8_t key_byte, struct answer *a)
+static int submit_for(struct zt_call *c, uint32_t workers, const char *name, const char *text, uint8_t key_byte, struct answer *a)
 {
     uint8_t key[16] = { key_byte };
     Zt__Submit s = ZT__SUBMIT__INIT;
@@ -144,8 +144,13 @@ static int submit(struct zt_call *c, const char *name, const char *text, uint8_t
     s.file = (char *)"run.yaml";
     s.name = (char *)(uintptr_t)name;
     s.has_workers = 1;
-    s.workers = 2;
+    s.workers = workers;
     return call(c, ZT__ENVELOPE__BODY_SUBMIT, &s, a);
+}
+
+static int submit(struct zt_call *c, const char *name, const char *text, uint8_t key_byte, struct answer *a)
+{
+    return submit_for(c, 2, name, text, key_byte, a);
 }
 
 static int cancel(struct zt_call *c, const char *run, uint8_t key_byte, struct answer *a)
@@ -187,6 +192,11 @@ Test(zcoord, submit_list_cancel_are_idempotent) {
     cr_expect_eq(submit(c, "bad", "version: 1\nname: x\nmodle: {preset: gpt2-nano}\n", 3, &again), ZT_EINVAL);
     cr_expect(strstr(again.err.msg, "run.yaml:3") && strstr(again.err.msg, "model"), "%s", again.err.msg);
     cr_expect_eq(submit(c, "Bad Name", yaml, 3, &again), ZT_EINVAL);
+    cr_expect_eq(submit_for(c, 257, "wide", yaml, 3, &again), ZT_EINVAL, "wider than a communicator");
+    cr_expect(strstr(again.err.msg, "256 ranks") && strstr(again.err.msg, "one host"), "%s", again.err.msg);
+    cr_expect_eq(submit_for(c, 0, "wide", "version: 1\nname: wide\nworkers: 300\nmodel: {preset: gpt2-nano}\ndataset: {path: /x}\n"
+                            "training: {steps: 5, seq_len: 8, local_batch_size: 1}\n", 3, &again), ZT_EINVAL);
+    cr_expect(strstr(again.err.msg, "run.yaml:3") && strstr(again.err.msg, "300 ranks are more than the 256"), "%s", again.err.msg);
     cr_expect_eq(runs_listed(c), 1, "a refused run leaves nothing");
     /* by prefix, twice with one key, then with another */
     char prefix[12];
