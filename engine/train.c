@@ -82,6 +82,8 @@ int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
 out:
     if (rc) {
         explain(t, rc, result);
+        if (rc == ZT_EOOM && zt_trainer_limited(t)) /* --memory-gib, its advice, would not help */
+            zt_fail_prefix(err, "memory.limit_gib is %g", c->spec->memory.limit_gib);
         zt_fail_prefix(err, "rank %d", c->rank);
     }
     zt_trainer_close(t, rc != 0 && !seen_by_all(rc));

@@ -4,6 +4,7 @@
  * thread. */
 #ifndef ZT_ENGINE_TRAIN_INT_H
 #define ZT_ENGINE_TRAIN_INT_H
+#include "core/units.h"
 #include "engine/data/data.h"
 #include "engine/model/model.h"
 #include "engine/shard/runtime.h"
@@ -113,6 +114,12 @@ void zt_hash_text(struct zt_hash128 h, char out[33]);
 void zt_progress_phase(struct zt_trainer *t, enum zt_phase p);
 void zt_progress_state(struct zt_trainer *t, enum zt_trainer_state s);
 enum zt_reason zt_train_reason(int code, enum zt_stage stage);
+
+/* The run file gives the device less than the worker offers. */
+static inline bool zt_trainer_limited(const struct zt_trainer *t) {
+    double limit = t->spec->memory.limit_gib * (double)ZT_GIB;
+    return limit > 0 && limit < (double)t->config->capacity_bytes;
+}
 
 static inline int64_t zt_trainer_now(const struct zt_trainer *t) {
     return zt_device_ops(t->device)->now_ns(t->device);

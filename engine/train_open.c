@@ -39,8 +39,7 @@ static int open_device(struct zt_trainer *t, struct zt_error *err) {
     if (zt_mesh_world(t->mesh) != c->world)
         TRY(zt_fail(err, ZT_EINVAL, "the mesh has %d ranks, the run has %d", zt_mesh_world(t->mesh),
                     c->world));
-    if (s->memory.limit_gib > 0 && s->memory.limit_gib * (double)ZT_GIB < (double)dc.capacity_bytes)
-        dc.capacity_bytes = (size_t)(s->memory.limit_gib * (double)ZT_GIB);
+    if (zt_trainer_limited(t)) dc.capacity_bytes = (size_t)(s->memory.limit_gib * (double)ZT_GIB);
     TRY(zt_device_open(&dc, &t->device, err));
     zt_ledger_init(&t->ledger);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_INIT);

@@ -399,6 +399,13 @@ Test(train, too_small_a_capacity_is_told_in_full) {
         cr_assert(strstr(r->err.msg, "rank "), "%s", r->err.msg);
     }
     cr_assert(told);
+    /* the same from the run file: the worker's own option is not to blame */
+    j = train_start(1,
+                    train_yaml("%smemory: {limit_gib: 0.00390625}\n", small_step(text(), "eager")));
+    train_go(j, 0);
+    cr_assert_eq(j->rank[0].result.oom.capacity, 4 << 20);
+    cr_assert(strstr(j->rank[0].err.msg, "rank 0: memory.limit_gib is 0.00390625: out of"), "%s",
+              j->rank[0].err.msg);
 }
 
 /* One rank out of memory: the others end at once, and know that it was a peer. */
