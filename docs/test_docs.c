@@ -94,6 +94,18 @@ Test(man, zworker_has_the_options_of_its_help) {
     both_ways(ZWORKER " --help", DOCS "/zworker.1", 12);
 }
 
+Test(man, short_help_is_the_long_one) {
+    char *want = help_of(ZWORKER " --help"), *got = help_of(ZWORKER " -h");
+    cr_expect_str_eq(got, want);
+    free(want);
+    free(got);
+    want = help_of(ZCOORD " --help");
+    got = help_of(ZCOORD " -h");
+    cr_expect_str_eq(got, want);
+    free(want);
+    free(got);
+}
+
 Test(man, by_hand_pages_are_of_this_version) {
     const char *const names[] = {DOCS "/zcoord.1", DOCS "/zworker.1"};
     for (int i = 0; i < 2; i++) {

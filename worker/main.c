@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/main.c: zworker: options, then supervisor or trainer child. */
+#include <arpa/inet.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,13 +23,13 @@ static const char usage[] =
     "  --threads N         compute threads (default: this host's cores, shared likewise)\n"
     "  --name NAME         name of this worker (default: cpu-K, the lowest K that is free)\n"
     "  --host NAME         host it counts as (default: host name and boot id)\n"
-    "  --address A         address at which other hosts reach it\n"
+    "  --address 127.X.Y.Z address of its ranks; others are not in this version: a run is on one host\n"
     "  --token-file FILE   the coordinator's token (default: ZTRAIN_TOKEN_FILE, else its state folder)\n"
     "  --state DIR         folder for reports that do not fit into memory\n"
     "                      (default: ~/.local/state/ztrain/worker)\n"
     "  --isa NAME          sse2, avx2 or avx512 (default: the best there is)\n"
     "  --gemm NAME         onednn or openblas (default: onednn)\n"
-    "  --version, --help\n"
+    "  --version, --help (-h)\n"
     "\n"
     "Exit codes: 0 stopped, 2 bad option, 4 not authenticated, 5 name taken, 8 version mismatch.\n";
 
@@ -59,6 +60,13 @@ static int whole_number(const char *s, long low, long high, long *out)
     char *end;
     *out = strtol(s, &end, 10);
     return s[0] && !*end && *out >= low && *out <= high ? 0 : -1;
+}
+
+/* Ranks meet on one host so far; an address beyond it would promise what nothing does. */
+static bool is_loopback(const char *s)
+{
+    struct in_addr a;
+    return inet_pton(AF_INET, s, &a) == 1 && ntohl(a.s_addr) >> 24 == 127;
 }
 
 struct child_args { long trainer_fd, progress_fd, parent; };
@@ -121,8 +129,8 @@ int main(int argc, char **argv)
     const char *coord = NULL;
     struct zt_error err;
     int opt;
-    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (opt == O_HELP) {
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (opt == O_HELP || opt == 'h') {
             fputs(usage, stdout);
             return 0;
         }
@@ -143,6 +151,10 @@ int main(int argc, char **argv)
     }
     if (strcmp(o.device, "cpu") != 0) {
         return bad("--device: this version trains on cpu only, not on", o.device);
+    }
+    if (o.address && !is_loopback(o.address)) {
+        return bad("--address: others than 127.X.Y.Z are not in this version, all ranks of a run are on one host",
+                   o.address);
     }
     if (zt_coord_address(coord, o.host, sizeof(o.host), &o.port, &err)) {
         return bad(err.msg, NULL);

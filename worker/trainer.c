@@ -523,10 +523,10 @@ static void log_start(struct trainer *t)
     }
     log_line(t,
              "run %s generation %u: rank %u of %u (replicate %u x shard %u x tensor %u), local rank %u, host %s, "
-             "device %s, %s, %u threads, %s",
+             "device %s, %s, %s",
              a->run_name, t->start->generation, a->rank, a->world, a->replicate, a->shard, a->tensor, a->local_rank,
              host, t->start->device, zt_format_bytes((double)t->start->capacity_bytes, memory, sizeof(memory)),
-             t->start->threads, backend);
+             backend); /* which says the threads too */
 }
 
 static int run(struct trainer *t, struct zt_progress *progress, size_t progress_bytes)

@@ -72,6 +72,14 @@ static void check_rollup(json_t *row, json_t *ranks, int world) {
     cr_expect_eq(reserved, number(row, "peak_reserved_bytes"));
 }
 
+/* How often a word is in the first line of a text. */
+static int in_first_line(const char *text, const char *word) {
+    const char *end = text + strcspn(text, "\n");
+    int n = 0;
+    for (const char *p = strstr(text, word); p && p < end; p = strstr(p + 1, word)) n++;
+    return n;
+}
+
 static int64_t count_rows(struct cluster *c, const char *sql) {
     char path[400];
     sqlite3 *db;
@@ -120,11 +128,16 @@ Test(run, by_hand) {
     json_t *memory = zctl_json(&c, "memory hand"), *list = json_object_get(memory, "ranks");
     cr_expect_geq(json_array_size(list), 4, "two ranks with at least first_step and steady");
     struct output logs = zctl(&c, 20, "logs hand --rank all"), events = zctl(&c, 20, "events hand");
+    struct output all = zctl(&c, 20, "events hand --all");
     cr_expect_eq(logs.code, 0);
     cr_expect(strstr(logs.out, "loss") != NULL, "logs: %.300s", logs.out);
+    cr_expect_eq(in_first_line(logs.out, " thread"), 1, "%.300s", logs.out);
     cr_expect(strstr(events.out, "RUNNING") != NULL && strstr(events.out, "SUCCEEDED") != NULL, "%s", events.out);
+    cr_expect_null(strstr(events.out, "WORKER_STATE"), "level debug is for --all: %s", events.out);
+    cr_expect(strstr(all.out, "  debug   WORKER_STATE") != NULL, "%s", all.out);
     output_free(&logs);
     output_free(&events);
+    output_free(&all);
 
     /* the same answers from the state folder when no daemon is there */
     kill(c.coord, SIGTERM);

@@ -17,7 +17,8 @@ Test(supervisor, a_whole_run)
 {
     struct fake f;
     fake_init(&f);
-    pid_t w = fake_worker(&f, NULL, "--host", "box", "--memory-gib", "1.5", "--threads", "3", NULL);
+    pid_t w = fake_worker(&f, NULL, "--host", "box", "--memory-gib", "1.5", "--threads", "3", "--address",
+                          "127.0.0.2", NULL);
     fake_script(&f, "state 2\nput\nstate 3\nget\nlog 3\nsteps 1 50\nerr to stderr\nevent hello\ndone 50\n");
     start(&f, 7);
     UNTIL(&f, f.exits == 1 && f.log_n > 0 && f.events == 1);
@@ -465,12 +466,15 @@ Test(identity, bad_options_and_tokens)
 {
     static const char *const bad[][2] = {{"--threads", "0"}, {"--threads", "x"}, {"--memory-gib", "-1"},
                                          {"--memory-gib", "nan"}, {"--device", "tpu"}, {"--name", "a/b"},
-                                         {"--host", "..."}, {"--nonsense", "1"}, {"--coord", "a:b"}};
+                                         {"--host", "..."}, {"--nonsense", "1"}, {"--coord", "a:b"},
+                                         {"--address", "10.0.0.1"}, {"--address", "example.org"}, {"--address", "127.1"},
+                                         {"--address", "::1"}};
     struct fake f;
     fake_init(&f);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         cr_assert_eq(fake_wait(&f, fake_worker(&f, NULL, bad[i][0], bad[i][1], NULL)), 2, "%s %s", bad[i][0], bad[i][1]);
     }
+    cr_assert_eq(fake_wait(&f, fake_worker(&f, NULL, "-h", NULL)), 0);
     cr_assert_eq(fake_wait(&f, fake_worker(&f, NULL, "--token-file", in_dir(&f, "none"), NULL)), 4);
     int fd = open(in_dir(&f, "other"), O_WRONLY | O_CREAT, 0600);
     for (int i = 0; i < 8; i++) {
