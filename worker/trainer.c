@@ -44,7 +44,6 @@ struct trainer {
     const Zt__TrainerStart *start;
     struct zt_spec spec;
     uint64_t next_request;
-    bool stop;
     /* an answer from the supervisor */
     uint64_t waiting_for;
     int answer_rc;
@@ -221,8 +220,6 @@ static int on_frame(void *arg, const Zt__Envelope *env, struct zt_error *err)
             return rc;
         }
         t->start = t->start_env->trainer_start;
-    } else if (env->body_case == ZT__ENVELOPE__BODY_TRAINER_STOP) {
-        t->stop = true;
     } else if (env->reply) {
         take_answer(t, env);
     }
@@ -354,14 +351,6 @@ static void hook_event(void *arg, enum zt_event_level level, const char *kind, c
     env.report_event = &ev;
     log_line(t, "%s: %s", kind, message);
     (void)post(t, &env, &ignored);
-}
-
-static bool hook_stop(void *arg)
-{
-    struct trainer *t = arg;
-    struct zt_error ignored;
-    (void)receive(t, 0, &ignored); /* a supervisor that is gone takes us with it */
-    return t->stop;
 }
 
 static void log_step(struct trainer *t, const struct zt_step_report *r)
@@ -534,8 +523,7 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
     struct zt_error err = {0};
     struct zt_train_result result = {.peer = -1};
     const struct zt_train_hooks hooks = {.arg = t, .ready = hook_ready, .comm_id = hook_comm_id,
-                                         .in_comm = hook_in_comm, .step = hook_step, .event = hook_event,
-                                         .stop = hook_stop};
+                                         .in_comm = hook_in_comm, .step = hook_step, .event = hook_event};
     log_start(t);
     bool in_run = false;
     int rc = read_spec(t, &err);

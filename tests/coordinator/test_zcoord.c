@@ -278,8 +278,8 @@ Test(zcoord, roles_and_shutdown) {
     r.capacity_bytes = 1 << 30;
     r.threads = 1;
     cr_expect_eq(call(c, ZT__ENVELOPE__BODY_REGISTER_WORKER, &r, &a), ZT_EAUTH);
-    Zt__TrainerStop inner = ZT__TRAINER_STOP__INIT; /* meant for the trainer's socket pair only */
-    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_TRAINER_STOP, &inner, &a), ZT_EUNSUPPORTED);
+    Zt__TrainerState inner = ZT__TRAINER_STATE__INIT; /* meant for the trainer's socket pair only */
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_TRAINER_STATE, &inner, &a), ZT_EUNSUPPORTED);
     Zt__Shutdown s = ZT__SHUTDOWN__INIT;
     cr_expect_eq(call(c, ZT__ENVELOPE__BODY_SHUTDOWN, &s, &a), 0, "%s", a.err.msg);
     drop(&a);

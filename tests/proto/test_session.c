@@ -430,13 +430,13 @@ Test(call, answers_errors_and_timeouts)
     }
     /* a trainer's frame is refused on the network, with a code */
     Zt__Envelope env = ZT__ENVELOPE__INIT, *reply;
-    Zt__TrainerStop stop = ZT__TRAINER_STOP__INIT;
+    Zt__TrainerState state = ZT__TRAINER_STATE__INIT;
     void *arena;
-    env.body_case = ZT__ENVELOPE__BODY_TRAINER_STOP;
-    env.trainer_stop = &stop;
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_STATE;
+    env.trainer_state = &state;
     cr_assert_eq(zt_call(c, &env, 10, &reply, &arena, &err), ZT_EUNSUPPORTED);
     cr_assert_null(reply);
-    cr_assert_not_null(strstr(err.msg, "trainer_stop"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "trainer_state"), "%s", err.msg);
     zt_call_close(c);
     served_end(&s);
 }
