@@ -103,6 +103,9 @@ const char *zt_worker_state_name(enum zt_worker_state s) {
 bool zt_run_state_terminal(enum zt_run_state s) {
     return s == ZT_RUN_SUCCEEDED || s == ZT_RUN_FAILED || s == ZT_RUN_CANCELLED;
 }
+bool zt_run_state_explained(enum zt_run_state s) {
+    return zt_run_state_terminal(s) || s == ZT_RUN_STOPPING || s == ZT_RUN_RESTARTING;
+}
 
 /* ------------------------------------------------------------------------------ small things */
 void mc_copy(char *dst, size_t size, const char *src) {

@@ -87,6 +87,9 @@ enum zt_desired_action { ZT_DESIRED_IDLE = 0, ZT_DESIRED_START = 1, ZT_DESIRED_R
 const char *zt_run_state_name(enum zt_run_state s);       /* "RUNNING"; never NULL */
 const char *zt_worker_state_name(enum zt_worker_state s); /* "IDLE"; never NULL */
 bool zt_run_state_terminal(enum zt_run_state s);
+/* The reason of the newest stop explains this state: the run ended, stops, or waits to be tried again. One whose
+ * next generation is under way is well. */
+bool zt_run_state_explained(enum zt_run_state s);
 
 struct zt_incarnation { uint8_t bytes[16]; };
 

@@ -38,7 +38,7 @@ void mc_set_state(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
                               .kind = "RUN_STATE",
                               .run = r,
                               .rank = -1,
-                              .reason = r->row.reason,
+                              .reason = zt_run_state_explained(s) ? r->row.reason : ZT_REASON_NONE,
                               .from = zt_run_state_name(r->row.state),
                               .to = zt_run_state_name(s)},
              "run %s is %s%s%s", r->row.name, zt_run_state_name(s), r->row.detail[0] ? ": " : "",

@@ -26,13 +26,6 @@ static void set_time(struct query *q, int column, int64_t *out, protobuf_c_boole
     *has = *out != 0;
 }
 
-/* The row keeps the cause of the newest stop. It explains a run that ended, stops or waits to be tried again; one
- * whose next generation is under way has it among its attempts. */
-static bool explains(enum zt_run_state s)
-{
-    return zt_run_state_terminal(s) || s == ZT_RUN_STOPPING || s == ZT_RUN_RESTARTING;
-}
-
 static Zt__RunSummary *read_summary(struct query *q)
 {
     Zt__RunSummary *r = Q_NEW(q, Zt__RunSummary, zt__run_summary);
@@ -43,7 +36,7 @@ static Zt__RunSummary *read_summary(struct query *q)
     r->run_id = q_string(q, 0);
     r->name = q_string(q, 1);
     r->state = q_copy(q, zt_run_state_name(state));
-    if (reason != ZT_REASON_NONE && explains(state))
+    if (reason != ZT_REASON_NONE && zt_run_state_explained(state)) /* else it is among the attempts */
         r->reason = q_copy(q, zt_reason_name(reason));
     r->has_steps = sqlite3_column_int64(q->s, 4) > 0;
     r->steps = sqlite3_column_int64(q->s, 4);

@@ -88,6 +88,22 @@ Test(faults, exit_codes) {
         cr_assert_neq(bench_state(r), ZT_RUN_STOPPING);
     }
 }
+/* Events name the fault while the run stops and waits, not once the next generation is under way. */
+Test(faults, a_change_of_state_is_explained_until_the_next_generation) {
+    int r = running(1);
+    bench_exit(r, 0, -1, 9);
+    const struct zt_row_event *e = bench_find_event("RUN_STATE");
+    cr_assert_str_eq(e->to, "RESTARTING");
+    cr_assert_eq(e->reason, ZT_REASON_KILLED);
+    bench_wait(1.2);
+    e = bench_find_event("RUN_STATE");
+    cr_assert_str_eq(e->to, "STARTING");
+    cr_assert_eq(e->reason, ZT_REASON_NONE);
+    bench_running(r);
+    cr_assert_str_eq(bench_find_event("RUN_STATE")->to, "RUNNING");
+    cr_assert_eq(bench_find_event("RUN_STATE")->reason, ZT_REASON_NONE);
+    cr_assert_eq(B.run[r].reason, ZT_REASON_KILLED, "the row keeps it");
+}
 /* A job that fails at the same step for ever, max_restarts 2: three attempts with growing pauses,
  * then FAILED. */
 Test(faults, the_same_failure_is_not_repeated_for_ever) {
