@@ -684,6 +684,34 @@ Test(train, hosts_with_other_files_are_refused) {
     two_hosts(b, 100 * T + 1, 20 * T + 1, NULL);
 }
 
+/* Rank 1 meets rank 0 and then does nothing until rank 0 has given up. */
+static int stuck_rank(int rank, int world, void *arg) {
+    struct train_job *j = arg;
+    struct zt_device_config dc = {"cpu", (size_t)j->capacity};
+    struct zt_device *d = NULL;
+    struct zt_comm *c = NULL;
+    struct zt_comm_id id;
+    struct zt_error e;
+    if (rank == 0) return train_rank(rank, world, arg);
+    EXPECT(zt_device_open(&dc, &d, &e) == 0, "%s", e.msg);
+    EXPECT(ranks_exchange(&j->shared, rank, &id, &e) == 0, "%s", e.msg);
+    EXPECT(zt_comm_init(&id, rank, world, d, 30, &c, &e) == 0, "%s", e.msg);
+    for (double end = ranks_seconds() + 60; ranks_seconds() < end; ranks_pause())
+        if (__atomic_load_n(&j->rank[0].rc, __ATOMIC_ACQUIRE)) return 0;
+    EXPECT(false, "rank 0 still waits");
+}
+
+Test(train, the_init_timeout_holds_for_the_groups_too) {
+    struct train_job *j =
+        train_start(2, train_yaml(MODEL "dataset: {path: %s}\ncomm: {init_timeout_seconds: 5}\n"
+                                        "training: {steps: 2, seq_len: %d, local_batch_size: 1}\n",
+                                  text(), T));
+    cr_assert_eq(ranks_run(2, 100, stuck_rank, j, NULL), 0);
+    cr_assert_eq(j->rank[0].rc, ZT_ETIMEOUT, "%s", j->rank[0].err.msg);
+    cr_assert_eq(j->rank[0].result.reason, ZT_REASON_COMM_INIT_TIMEOUT);
+    cr_assert_eq(j->rank[0].result.peer, 1);
+}
+
 Test(train, a_warmup_beyond_the_last_epoch_is_told) {
     struct train_job *j =
         train_ok(2, train_yaml(MODEL "dataset: {path: %s}\nlr_scheduler: {warmup_steps: 6}\n"
