@@ -57,9 +57,21 @@ struct local {
 
 static volatile sig_atomic_t interrupts;
 
+/* The second one ends this process at once, whatever it waits for; the kernel kills its children then
+ * (PR_SET_PDEATHSIG), and theirs. */
 static void on_signal(int sig) {
+    static const char text[] = "\nzctl: interrupted twice: killed\n";
+    static volatile double first;
     (void)sig;
-    interrupts++;
+    if (interrupts > 0 && zt_now() - first < 0.3)
+        return; /* one wish may come twice: timeout(1) signals the process and its group */
+    if (interrupts == 0)
+        first = zt_now();
+    if (++interrupts > 1) {
+        ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
+        (void)n;
+        _exit(ZT_EXIT_INTERRUPT);
+    }
 }
 
 static void watch_signals(void) {
@@ -269,13 +281,12 @@ static int mind_children(struct local *l, struct zt_error *err) {
 }
 
 static void stop_all(struct local *l) {
-    bool kill_now = interrupts > 1;
     for (int i = 0; l->worker && i < l->workers; i++)
         if (l->worker[i].pid > 0)
-            kill(l->worker[i].pid, kill_now ? SIGKILL : SIGTERM);
+            kill(l->worker[i].pid, SIGTERM);
     for (int i = 0; l->worker && i < l->workers; i++)
-        zt_child_stop(&l->worker[i], kill_now ? 0 : 10);
-    zt_child_stop(&l->coord, kill_now ? 0 : 10);
+        zt_child_stop(&l->worker[i], 10);
+    zt_child_stop(&l->coord, 10);
     if (l->coord_out >= 0)
         close(l->coord_out);
     l->coord_out = -1;
@@ -507,8 +518,6 @@ static int follow(struct local *l, struct zt_answer *a, struct zt_error *err) {
         int rc = mind_children(l, err);
         if (rc)
             return rc;
-        if (interrupts > 1)
-            return zt_fail(err, ZT_ECANCELLED, "interrupted twice: killed");
         heed_interrupts(l);
         rc = look(l, a, err);
         if (rc == 0 && zt_exit_of_state(a->env->run_detail->summary->state) >= 0)
@@ -694,7 +703,15 @@ static int start(struct local *l, struct zt_error *err) {
     if (rc)
         return rc;
     zt_source_at(&l->source, l->port, &token, 10);
-    rc = cancel_leftovers(l, err);
+    for (int i = 0; i < 3; i++) { /* should it die meanwhile, it is started again like later on */
+        rc = cancel_leftovers(l, err);
+        if (rc != ZT_EUNREACHABLE)
+            break;
+        zt_pause(0.1);
+        struct zt_error why;
+        if (mind_child(l, -1, &why))
+            return zt_fail(err, why.code, "%s", why.msg);
+    }
     for (int i = 0; rc == 0 && i < l->workers; i++)
         rc = start_worker(l, i, err);
     if (rc == 0)
@@ -730,7 +747,7 @@ static int run_local(struct local *l) {
         if (code == ZT_EXIT_CANCELLED && interrupts == 0 && l->cancelled)
             code = ZT_EXIT_TIMEOUT;
     } else {
-        code = interrupts > 1 ? ZT_EXIT_INTERRUPT : zt_exit_code(rc);
+        code = zt_exit_code(rc);
         zt_report(rc, &err);
     }
     zt_answer_free(&a);
