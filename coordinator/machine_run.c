@@ -218,6 +218,25 @@ static void finish_run(struct zt_machine *m, struct mc_run *r, enum zt_run_state
     r->row.ended_ms = m->wall;
     mc_set_state(m, r, s);
 }
+/* Steps of this generation that every rank has reported. A step that one rank finished alone is no
+ * progress: how far the others are when a rank fails is a matter of chance. */
+static int64_t done_by_all(const struct mc_run *r) {
+    int64_t done = r->world > 0 ? r->ranks[0].have : 0;
+    for (int i = 1; i < r->world; i++)
+        if (r->ranks[i].have < done) done = r->ranks[i].have;
+    return done;
+}
+/* Asked when all trainers are gone: a worker tells of an exit behind the reports it still had. */
+static void note_progress(struct mc_run *r) {
+    int64_t done = done_by_all(r), best = r->row.best_step;
+    if (r->world > 0 && r->gen_step > r->attempt.last_step) {
+        r->attempt.last_step = r->gen_step;
+        r->attempt.steps_redone = r->gen_step < best ? r->gen_step : best;
+    }
+    if (done <= best) return;
+    r->row.best_step = done;
+    r->row.failures_in_row = 0; /* it got further than ever: the backoff starts anew */
+}
 /* Every trainer of the generation is gone, or its worker is: what now? */
 static void stop_complete(struct zt_machine *m, struct mc_run *r) {
     for (int i = 0; i < r->world; i++)
@@ -226,6 +245,7 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         if (r->ranks[i].worker >= 0) mc_unbind(m, r->ranks[i].worker);
         if (r->ranks[i].dirty) mc_emit_row(m, ZT_FX_ROW_RANK)->u.rank = r->ranks[i].row;
     }
+    note_progress(r);
     if (r->world) {
         r->attempt.stop_seconds = seconds(m->now - r->stop_at);
         mc_dirty_attempt(m, r);
@@ -269,14 +289,6 @@ static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int r
         r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
     return since && since <= m->now ? seconds(m->now - since) : -1;
 }
-/* Steps of this generation that every rank has reported. A step that a rank merely began is no progress: which
- * of them had begun the next one when a rank failed is a matter of chance. */
-static int64_t done_by_all(const struct mc_run *r) {
-    int64_t done = r->world > 0 ? r->ranks[0].have : 0;
-    for (int i = 1; i < r->world; i++)
-        if (r->ranks[i].have < done) done = r->ranks[i].have;
-    return done;
-}
 /* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database
  * does). */
 void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank,
@@ -297,14 +309,9 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
     mc_copy(a->message, sizeof a->message, message);
     a->last_step = r->gen_step;
     a->steps_redone = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
-    int64_t done = done_by_all(r);
     a->counted = zt_reason_retry(reason) == ZT_RETRY_COUNTED && !r->row.cancel_requested;
     a->detect_seconds = detect_seconds(m, r, rank);
     mc_dirty_attempt(m, r);
-    if (done > r->row.best_step) { /* it got further than ever: the backoff starts anew */
-        r->row.best_step = done;
-        r->row.failures_in_row = 0;
-    }
     mc_event(m,
              (struct mc_note){.level = reason == ZT_REASON_USER_CANCEL ? 1 : 3,
                               .kind = "GENERATION_END",

@@ -166,8 +166,9 @@ Test(faults, a_step_that_one_rank_finished_alone_is_no_progress) {
     for (int i = 0; i < 3; i++) {
         bench_running(r);
         bench_steps(r, 0, 1, ahead[i], 0.1);
-        bench_steps(r, 1, 1, 2, 0.1);
+        bench_steps(r, 1, 1, i == 0 ? 1 : 2, 0.1);
         bench_fail(r, 1, ZT_REASON_EXIT_NONZERO, -1);
+        if (i == 0) bench_steps(r, 1, 2, 2, 0.1); /* the report of step 2 was still on its way */
         bench_exit_all(r, 1, 0);
         cr_assert_eq(bench_state(r), ZT_RUN_RESTARTING);
         int64_t from = B.now;
@@ -189,8 +190,9 @@ Test(faults, a_step_that_failed_was_not_finished) {
         if (finished[i]) bench_steps(r, 0, 1, finished[i], 0.1);
         bench_fail_in(r, 0, ZT_REASON_EXIT_NONZERO, finished[i] + 1);
         cr_assert_eq(B.attempt[r].last_step, finished[i]);
-        cr_assert_eq(B.run[r].best_step, finished[i]);
         bench_exit_all(r, 1, 0);
+        cr_assert_eq(B.attempt[r].last_step, finished[i]);
+        cr_assert_eq(B.run[r].best_step, finished[i]);
         for (int k = 0; k < 100 && bench_state(r) == ZT_RUN_RESTARTING; k++) bench_wait(0.2);
     }
     bench_running(r);
