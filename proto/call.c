@@ -80,7 +80,8 @@ static void arm(struct zt_call *c, double timeout_s)
     c->timed_out = false;
     uv_update_time(&c->loop);
     if (timeout_s > 0) {
-        uv_timer_start(&c->timer, on_timeout, (uint64_t)(timeout_s * 1000.0) + 1, 0);
+        /* repeating: should it fire before the loop's first wait, that wait must still end */
+        uv_timer_start(&c->timer, on_timeout, (uint64_t)(timeout_s * 1000.0) + 1, 20);
     } else {
         uv_timer_stop(&c->timer);
     }

@@ -713,7 +713,7 @@ static int server_listen(struct zt_server *s, struct zt_error *err)
     s->listener = l;
     rc = uv_tcp_bind(l, (const struct sockaddr *)&a, 0);
     if (rc == 0) {
-        rc = uv_listen((uv_stream_t *)l, 128, on_connection);
+        rc = uv_listen((uv_stream_t *)l, 512, on_connection);
     }
     if (rc) {
         close_listener(s);

@@ -456,6 +456,23 @@ Test(call, timeout_then_works_again)
     served_end(&s);
 }
 
+/* A limit that has passed before the loop first waits must end the wait all the same. */
+Test(call, the_shortest_limits)
+{
+    struct served s;
+    struct zt_call *c;
+    struct zt_error err;
+    served_start(&s);
+    s.h.hold = true;
+    served_run(&s);
+    cr_assert_eq(zt_call_open("127.0.0.1", s.port, &s.h.token, "ann", 10, &c, &err), 0);
+    for (int i = 0; i < 300; i++) {
+        cr_assert_eq(call_status(c, 1e-6, &err), ZT_ETIMEOUT, "%s", err.msg);
+    }
+    zt_call_close(c);
+    served_end(&s);
+}
+
 Test(call, no_server_wrong_token)
 {
     struct served s;

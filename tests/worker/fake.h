@@ -339,7 +339,7 @@ static inline void fake_turn(struct fake *f)
 {
     uv_timer_t guard;
     uv_timer_init(&f->loop, &guard);
-    uv_timer_start(&guard, fake_tick, 5, 0);
+    uv_timer_start(&guard, fake_tick, 5, 5); /* repeating: it may fire before the poll */
     uv_run(&f->loop, UV_RUN_ONCE);
     uv_close((uv_handle_t *)&guard, NULL);
     uv_run(&f->loop, UV_RUN_NOWAIT);
