@@ -122,6 +122,7 @@ static void on_beat(struct zt_shell *sh, struct zt_session *s, const Zt__Envelop
     ev.u.beat.progress_age_ms = m->has_progress_age_ms && m->progress_age_ms <= AGE_MAX_MS ? m->progress_age_ms : -1;
     ev.u.beat.activity = activity_of(m->activity);
     ev.u.beat.draining = m->has_draining && m->draining;
+    ev.u.beat.held_by = m->has_held_by ? m->held_by : 0;
     step(sh, s, env, &ev, false);
 }
 

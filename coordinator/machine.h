@@ -263,6 +263,7 @@ struct zt_event {
             int64_t step;        /* last finished; -1 = not given */
             int64_t progress_age_ms; /* -1 = not given */
             enum zt_activity activity; bool draining;
+            uint32_t held_by;    /* 1 + the rank it waits for in a collective; 0 = it waits for none */
         } beat;
         struct { const char *group; uint32_t index; const void *id; size_t bytes; } comm; /* PUT, GET */
         struct { int64_t first, last; double step_seconds /* NAN = not measured */; uint64_t seq; } steps;

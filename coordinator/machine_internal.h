@@ -34,6 +34,7 @@ struct mc_rank {
     enum zt_activity activity;
     int64_t step;                /* last finished step heard of */
     int64_t progress_at;         /* of its last progress, or when we began to watch it */
+    uint32_t held_by;            /* 1 + the rank it waits for in a collective, as its last beat said; 0 = none */
     int64_t have;                /* steps 1..have were handed to the store */
     uint64_t have_txn;
 };

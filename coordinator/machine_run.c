@@ -391,16 +391,30 @@ void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_e
 bool mc_worker_silent(const struct zt_machine *m, const struct mc_worker *w) {
     return !w->registered || !w->connected || mc_elapsed(m, w->last_beat, m->c.suspect_ms);
 }
-/* Who holds the others up: the lowest step, and of these the one whose last progress is oldest. */
+/* How many ranks wait for rank i in a collective. */
+static int waiting_for(const struct mc_run *r, int i) {
+    int n = 0;
+    for (int k = 0; k < r->world; k++) n += r->ranks[k].held_by == (uint32_t)i + 1;
+    return n;
+}
+/* Who holds the others up: the rank that others wait for and that waits for none itself (the end of a chain
+ * of waits), else the one most wait for; without such evidence, or when it is even, the lowest step, and of
+ * these the one whose last progress is oldest. Ages alone would not do: all ranks of a group stop within
+ * milliseconds of each other. */
 int mc_laggard(const struct zt_machine *m, const struct mc_run *r) {
     (void)m;
-    int best = -1;
+    int best = -1, best_votes = 0;
     for (int i = 0; i < r->world; i++) {
         const struct mc_rank *k = &r->ranks[i];
         if (k->row.done || k->row.released) continue;
+        int votes = waiting_for(r, i);
+        if (votes > 0 && k->held_by == 0) votes += r->world;
         const struct mc_rank *b = best < 0 ? NULL : &r->ranks[best];
-        if (!b || k->step < b->step || (k->step == b->step && k->progress_at < b->progress_at))
-            best = i;
+        bool older = b && (k->step < b->step ||
+                           (k->step == b->step && k->progress_at < b->progress_at));
+        if (b && (votes < best_votes || (votes == best_votes && !older))) continue;
+        best = i;
+        best_votes = votes;
     }
     return best;
 }

@@ -363,6 +363,8 @@ void mc_on_beat(struct zt_machine *m, const struct zt_event *ev) {
             mc_touch(m, i);
         }
         set_child(m, i, &ev->at, ev->u.beat.phase);
+        struct mc_rank *k = leased_rank(m, w);
+        if (k && holds(w, &m->runs[w->run])) k->held_by = ev->u.beat.held_by;
         if (ev->u.beat.step >= 0) w->step = ev->u.beat.step;
         hear_of_rank(m, i, ev->u.beat.phase, ev->u.beat.step, ev->u.beat.progress_age_ms,
                      ev->u.beat.activity);

@@ -47,6 +47,7 @@ struct zt_progress {
     _Atomic int32_t phase;            /* enum zt_phase */
     _Atomic int32_t state;            /* enum zt_trainer_state */
     _Atomic int64_t micro;
+    _Atomic int32_t held_by;          /* 1 + the rank this one has been waiting for in a collective; 0 = none */
     /* the collective ring (zt_comm_log_place) follows at offset ZT_PROGRESS_RING */
 };
 #define ZT_PROGRESS_RING 4096

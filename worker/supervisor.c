@@ -394,6 +394,8 @@ static void send_beat(struct zw_supervisor *s)
         clock_gettime(CLOCK_MONOTONIC, &ts);
         int64_t age = ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec - last;
         int64_t since_start = (int64_t)(zw_now(s) - j->started_at);
+        b.has_held_by = 1;
+        b.held_by = (uint32_t)atomic_load(&j->child.progress->held_by);
         b.has_progress_age_ms = 1;
         b.progress_age_ms = last > 0 ? (age > 0 ? age / 1000000 : 0) : since_start;
         if (phase >= 0 && phase < ZT_PHASE_COUNT) {

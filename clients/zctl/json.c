@@ -97,6 +97,8 @@ static json_t *step_fields(const char *run, int64_t step, uint32_t generation, c
     put(o, "peak_reserved_bytes", INT(r, peak_reserved_bytes));
     put(o, "peak_rank", peak_rank);
     put(o, "eval_loss", REAL(r, eval_loss));
+    /* the loss is the mean over all tokens of the set, so this is exp(sum of losses / sum of tokens) */
+    put(o, "eval_perplexity", zt_json_real(r->has_eval_loss, exp(r->eval_loss)));
     put(o, "eval_tokens", INT(r, eval_tokens));
     put(o, "tokens_input", INT(r, tokens_input));
     put(o, "tokens_supervised", INT(r, tokens_supervised));

@@ -608,7 +608,7 @@ static void summary_text(struct local *l, const Zt__RunDetail *d, const json_t *
         printf("loss      %.4f -> %.4f in %s steps", t->first_loss, t->last_loss,
                zt_format_count(t->steps, a, sizeof a));
         if (!isnan(t->eval_loss))
-            printf("; evaluation %.4f", t->eval_loss);
+            printf("; evaluation %.4f, perplexity %.3f", t->eval_loss, exp(t->eval_loss));
         putchar('\n');
         bool steady = t->steady_seconds > 0;
         double seconds = steady ? t->steady_seconds : t->seconds;

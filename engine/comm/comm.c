@@ -492,6 +492,10 @@ int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record 
     return zt_comm_log_read(world->shared->ring, SIZE_MAX, after, out, max);
 }
 
+void zt_comm_watch(struct zt_comm *world, _Atomic int32_t *held_by) {
+    world->shared->held_by = held_by;
+}
+
 int zt_comm_log_place(struct zt_comm *world, void *memory, size_t bytes) {
     struct zt_comm_shared *s = world->shared;
     if (!memory || (uintptr_t)memory % sizeof(int64_t) || bytes < zt_comm_log_bytes(1) ||

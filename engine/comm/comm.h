@@ -96,6 +96,9 @@ int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record 
  * bytes >= zt_comm_log_bytes(entries). */
 size_t zt_comm_log_bytes(int64_t entries);
 int zt_comm_log_place(struct zt_comm *world, void *memory, size_t bytes);
+/* While a rank waits for another in a collective longer than a moment, *held_by is 1 + the global rank that
+ * has not arrived, else 0; for a watcher in another process. NULL: nobody watches. Before any collective. */
+void zt_comm_watch(struct zt_comm *world, _Atomic int32_t *held_by);
 /* Reads a placed ring, also in another process and after the writer's death; < 0 = not a ring. */
 int64_t zt_comm_log_read(const void *memory, size_t bytes, int64_t after,
                          struct zt_coll_record *out, int64_t max);

@@ -23,6 +23,7 @@ struct zt_comm_shared {
     _Atomic int refs;
     struct zt_log_ring *ring;
     bool ring_is_ours;
+    _Atomic int32_t *held_by;    /* zt_comm_watch; NULL = nobody watches */
     pthread_mutex_t lock;        /* guards the list of idle operations and `why` */
     struct zt_comm_op *idle, *all;
     _Atomic int broken;          /* code of the first failure; 0 = healthy */

@@ -176,6 +176,7 @@ static int look_around(struct zt_comm *c, uint64_t mine, struct zt_error *err) {
         return fail_first(c, ZT_EPEER, left, err,
                           "rank %d left the world while rank %d waits for it in %s", left,
                           c->world_rank, describe(c, what, sizeof what));
+    if (c->shared->held_by) atomic_store(c->shared->held_by, first + 1);
     int64_t now = zt_clock_ns();
     if (first < 0 && now >= m->deadline + GRACE_NS)
         return fail_first(
@@ -219,6 +220,7 @@ int shm_barrier(struct zt_comm *c, struct zt_error *err) {
         int rc = look_around(c, mine, err);
         if (rc) return rc;
     }
+    if (c->shared->held_by) atomic_store(c->shared->held_by, 0);
     return 0;
 }
 

@@ -10,7 +10,7 @@ static const char step_fields[] =
     "run generation step loss grad_norm lr tokens tokens_per_second step_seconds data_seconds "
     "forward_seconds backward_seconds optimizer_seconds checkpoint_seconds eval_seconds comm_seconds "
     "exposed_comm_seconds stall_seconds tail_seconds straggler_wait_seconds idle_seconds exposed_by "
-    "peak_allocated_bytes peak_reserved_bytes peak_rank eval_loss eval_tokens tokens_input "
+    "peak_allocated_bytes peak_reserved_bytes peak_rank eval_loss eval_perplexity eval_tokens tokens_input "
     "tokens_supervised tokens_padding global_batch";
 static const char rank_fields[] =
     " rank coords local_loss phase_of_peak at_peak category_max reserved_at_peak_bytes "
@@ -91,6 +91,7 @@ Test(json, step_row) {
     cr_assert_eq(number(o, "peak_rank"), 5);
     cr_assert(json_is_integer(json_object_get(o, "peak_allocated_bytes")));
     cr_assert(json_is_null(json_object_get(o, "eval_loss")));
+    cr_assert(json_is_null(json_object_get(o, "eval_perplexity")));
     cr_assert(json_is_null(json_object_get(o, "peak_reserved_bytes")));
     json_t *by = json_object_get(o, "exposed_by");
     cr_assert_eq(json_array_size(by), 1);
@@ -203,4 +204,17 @@ Test(json, times) {
     t = zt_json_time(951782400000); /* 29 February 2000 */
     cr_assert_str_eq(json_string_value(t), "2000-02-29T00:00:00.000Z");
     json_decref(t);
+}
+
+/* A model that knows nothing of 256 equally likely bytes: loss ln 256, perplexity 256. */
+Test(json, perplexity_is_exp_of_the_loss) {
+    Zt__StepReport r = report();
+    Zt__StepRow row = ZT__STEP_ROW__INIT;
+    r.has_eval_loss = true;
+    r.eval_loss = 5.545177444479562;
+    row.max = &r;
+    json_t *o = zt_json_step("01ABC", &row);
+    double d = number(o, "eval_perplexity") - 256.0;
+    cr_assert(d < 1e-9 && d > -1e-9, "%.12f", number(o, "eval_perplexity"));
+    json_decref(o);
 }

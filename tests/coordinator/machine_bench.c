@@ -197,6 +197,7 @@ void bench_beat(int w) {
     ev.u.beat.progress_age_ms = B.w[w].age_ms;
     ev.u.beat.activity = (enum zt_activity)B.w[w].activity;
     ev.u.beat.draining = B.w[w].draining;
+    ev.u.beat.held_by = B.w[w].held_by;
     name_child(w, &ev);
     if (bench_step(&ev) == 0) B.w[w].desired = B.reply.desired;
 }

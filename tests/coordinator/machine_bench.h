@@ -10,7 +10,7 @@
 #define BENCH_WORLD 8
 
 struct bench_worker { char id[32]; struct zt_incarnation incarnation; uint64_t session, seq; struct zt_desired desired; struct zt_row_worker row;
-                      char run_id[32]; uint32_t generation; int rank, phase; int64_t step, age_ms; bool silent, draining; int activity; };
+                      char run_id[32]; uint32_t generation; int rank, phase; int64_t step, age_ms; bool silent, draining; int activity; uint32_t held_by; };
 struct bench {
     struct zt_machine *m; struct zt_effects fx;
     int64_t now, wall; bool hold_commits; uint64_t n_ticks, n_requests, sessions, committed;

@@ -408,6 +408,26 @@ Test(faults, a_hang_names_the_rank_that_stopped_first) {
     cr_assert_eq(bench_state(r), ZT_RUN_RESTARTING);
     cr_assert_eq(B.run[r].restarts_counted, 0);
 }
+/* Ages say rank 0, by a hair; the collectives say whom they wait for. */
+Test(faults, a_hang_names_the_rank_that_the_others_wait_for) {
+    int r = running(3);
+    step_all(r, 1, 5, 0.1);
+    beats_with_age(3, 0);
+    B.w[0].held_by = B.w[2].held_by = 1 + 1;
+    hang(r, 0, 14);
+    cr_assert_eq(B.run[r].reason, ZT_REASON_HANG);
+    cr_assert_eq(B.run[r].cause_rank, 1);
+}
+/* 0 waits for 2 in one group, 2 waits for 1 in another: 1 is the end of the chain. */
+Test(faults, a_hang_names_the_end_of_a_chain_of_waits) {
+    int r = running(3);
+    step_all(r, 1, 5, 0.1);
+    beats_with_age(3, 0);
+    B.w[0].held_by = 1 + 2;
+    B.w[2].held_by = 1 + 1;
+    hang(r, 2, 14);
+    cr_assert_eq(B.run[r].cause_rank, 1);
+}
 Test(faults, a_hang_names_the_rank_that_is_a_step_behind) {
     int r = running(3);
     step_all(r, 1, 5, 0.1);
