@@ -494,7 +494,9 @@ Test(limits, two_hundred_idle_connections_at_ulimit_64_do_not_spin)
     bool in = false;
     for (int i = 0; i < 6000 && !in; i++) { /* the kernel asks again after 1, 3, 7 s when the backlog was full */
         pass(&h, 10);
-        if (raw_connected(&honest, 10)) raw_poll(&honest);
+        struct pollfd f = {honest.fd, POLLIN, 0};
+        poll(&f, 1, 10); /* the kernel's time, not the interposed clock's */
+        raw_poll(&honest);
         in = honest.frames > 0;
     }
     cr_assert(in, "the honest client waits for ever");
