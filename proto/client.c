@@ -455,16 +455,20 @@ static int conn_start(struct zt_client *c, struct conn *k)
     struct sockaddr_in v4;
     struct sockaddr_in6 v6;
     char port[16];
-    if (uv_ip4_addr(c->config.host, c->config.port, &v4) == 0) {
+    const char *host = c->config.host;
+    if (strcmp(host, "localhost") == 0) { /* this machine by definition, also where no file or server says so */
+        host = c->attempts % 2 == 1 ? "127.0.0.1" : "::1";
+    }
+    if (uv_ip4_addr(host, c->config.port, &v4) == 0) {
         return conn_connect(k, (const struct sockaddr *)&v4);
     }
-    if (uv_ip6_addr(c->config.host, c->config.port, &v6) == 0) {
+    if (uv_ip6_addr(host, c->config.port, &v6) == 0) {
         return conn_connect(k, (const struct sockaddr *)&v6);
     }
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     snprintf(port, sizeof(port), "%d", c->config.port);
     k->resolve.data = k;
-    int rc = uv_getaddrinfo(c->loop, &k->resolve, on_resolved, c->config.host, port, &hints);
+    int rc = uv_getaddrinfo(c->loop, &k->resolve, on_resolved, host, port, &hints);
     if (rc == 0) {
         k->holds++;
     }

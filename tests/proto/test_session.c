@@ -89,6 +89,11 @@ static int beat(struct end *e, uint64_t seq, bool retry, double timeout)
     return zt_client_request(e->client, &env, retry, timeout, on_reply, e, &err);
 }
 
+static bool push_came(void *arg)
+{
+    return ((struct end *)arg)->pushes > 0;
+}
+
 Test(session, hello_requests_in_order_push_and_close)
 {
     struct harness h;
@@ -117,14 +122,7 @@ Test(session, hello_requests_in_order_push_and_close)
     env.body_case = ZT__ENVELOPE__BODY_BEAT_REPLY;
     env.beat_reply = &br;
     cr_assert_eq(zt_peer_push(h.peer, &env, &err), 0);
-    bool pushed = false;
-    for (int i = 0; i < 400 && !pushed; i++) {
-        run_until(&h.loop, flag_set, &pushed);
-        pushed = e.pushes == 1;
-        if (pushed) {
-            break;
-        }
-    }
+    cr_assert(run_until(&h.loop, push_came, &e));
     cr_assert_eq(e.pushes, 1);
     end_close(&e, &h);
     h_end(&h);
