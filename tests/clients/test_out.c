@@ -114,9 +114,9 @@ Test(out, color) {
 
 /* What a terminal acts on does not reach one in JSON or CSV either; a file gets the text as it is. */
 Test(out, json_and_csv_on_a_terminal, .timeout = 20) {
+    if (access("/dev/pts/ptmx", F_OK) != 0) cr_skip_test("no pseudo terminals here: /dev/pts is not mounted");
     json_t *rows = json_loads("[{\"name\": \"a\\u009b1m\\u202eb\\u001b[2J\"}]", 0, NULL);
     int master = posix_openpt(O_RDWR | O_NOCTTY);
-    if (access("/dev/pts/ptmx", F_OK) != 0) cr_skip_test("no pseudo terminals here: /dev/pts is not mounted");
     cr_assert(rows && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
     FILE *tty = fopen(ptsname(master), "w");
     char got[512] = "";
