@@ -19,17 +19,21 @@ const char *zt_dtype_name(enum zt_dtype t) {
 }
 
 /* fp32: the parameter is the master, so there is no second copy. fsdp_mixed stores an fp32 shard and
- * casts it to bf16 for the gathered copy only; autocast casts for the kernels only. */
+ * casts it to bf16 for the gathered copy only; autocast casts for the kernels only. Recipes that
+ * store 16-bit parameters without a master round stochastically, or small updates would vanish. */
+/* clang-format off */
 static const struct zt_recipe recipes[] = {
-    {"fp32", ZT_F32, ZT_F32, ZT_F32, ZT_F32, 0, 1},
-    {"fsdp_mixed", ZT_F32, ZT_BF16, ZT_F32, ZT_F32, 0, 0},
-    {"autocast", ZT_F32, ZT_BF16, ZT_F32, ZT_F32, 0, 0},
-    {"mixed16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32, 1, 0},
-    {"mixed16_g32", ZT_BF16, ZT_BF16, ZT_F32, ZT_F32, 1, 0},
-    {"mixed16_nomaster", ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32, 0, 0},
-    {"pure_bf16", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 0},
-    {"fp16", ZT_F16, ZT_F16, ZT_F16, ZT_F32, 1, 0},
+    /* name              param    gathered compute  grad     own      moment   master sr scaled here */
+    {"fp32",             ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  0, 0, 0, 1},
+    {"fsdp_mixed",       ZT_F32,  ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  0, 0, 0, 0},
+    {"autocast",         ZT_F32,  ZT_F32,  ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  0, 0, 0, 0},
+    {"mixed16",          ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  1, 0, 0, 0},
+    {"mixed16_g32",      ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  1, 0, 0, 0},
+    {"mixed16_nomaster", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  0, 1, 0, 0},
+    {"pure_bf16",        ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 1, 0, 0},
+    {"fp16",             ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F32,  1, 0, 1, 0},
 };
+/* clang-format on */
 
 const struct zt_recipe *zt_recipe_find(const char *name) {
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)

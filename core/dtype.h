@@ -11,15 +11,21 @@ enum zt_dtype { ZT_F32 = 0, ZT_BF16 = 1, ZT_F16 = 2, ZT_I32 = 3, ZT_I64 = 4, ZT_
 size_t zt_dtype_size(enum zt_dtype t);        /* bytes of one element */
 const char *zt_dtype_name(enum zt_dtype t);   /* "fp32", "bf16", ... */
 
-/* What a recipe stores: one row per recipe name of run.yaml's precision.recipe. */
+/* What a recipe stores: one row per recipe name of run.yaml's precision.recipe. A whole gradient is
+ * kept in `grad`, a sharded one in `own`. The gathered copy of a unit is of type `gathered`; where
+ * that is not `compute`, the kernels get a temporary copy for as long as the unit is in use. */
 struct zt_recipe {
     const char *name;
-    enum zt_dtype param;   /* stored parameter */
-    enum zt_dtype compute; /* operand type of the kernels */
-    enum zt_dtype grad;    /* stored gradient */
-    enum zt_dtype moment;  /* m and v */
-    int has_master;        /* a separate fp32 master copy beside param */
-    int supported;         /* 0: named and refused with "not in this version" */
+    enum zt_dtype param;    /* stored parameter */
+    enum zt_dtype gathered; /* what is sent by a parameter gather and held while a unit is whole */
+    enum zt_dtype compute;  /* operand and activation type of the kernels */
+    enum zt_dtype grad;     /* what backward writes */
+    enum zt_dtype own;      /* gradient shard, summed over micro-steps */
+    enum zt_dtype moment;   /* m and v */
+    int has_master;         /* a separate fp32 master copy beside param */
+    int stochastic;         /* updates are rounded stochastically: no master, 16-bit parameters */
+    int scaled;             /* fp16: the loss is scaled */
+    int supported;          /* 0: named and refused with "not in this version" */
 };
 /* NULL when there is no such recipe. */
 const struct zt_recipe *zt_recipe_find(const char *name);

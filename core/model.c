@@ -2,6 +2,7 @@
 /* core/model.c: presets, configuration checks and the tensor table. Pure; the table is one malloc
  * per array, owned by the caller (zt_model_table_free). */
 #include "core/model.h"
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,6 +107,8 @@ int zt_model_config_check(const struct zt_model_config *c, struct zt_error *err)
 
 #define GPT2_BLOCK_TENSORS 12
 #define GPT2_ROOT_TENSORS 4
+#define GPT2_ATTENTION_TENSORS 6 /* of a block, up to the residual */
+#define GPT2_EMBEDDINGS 2        /* of the root */
 
 /* What a table needs to know of a tensor; cols 0 = one dimension. */
 struct row {
@@ -152,7 +155,8 @@ static void gpt2_root(struct zt_model_table *t) {
         add(t, 0, "transformer.", &rows[i]);
 }
 
-static void gpt2_block(struct zt_model_table *t, int layer) {
+/* Tensors [from, to) of a block go into a unit of their own; unit is the one they belong to. */
+static void gpt2_block(struct zt_model_table *t, int layer, int unit, int from, int to) {
     const int64_t C = t->config.dim, F = t->config.ffn_dim;
     const double residual = 0.02 / sqrt(2.0 * (double)t->config.layers);
     const struct row rows[GPT2_BLOCK_TENSORS] = {
@@ -170,16 +174,39 @@ static void gpt2_block(struct zt_model_table *t, int layer) {
         {"mlp.c_proj.bias", C, 0, -1, 0, ZT_INIT_ZERO, 0},
     };
     char prefix[48];
-    int unit = layer + 1;
-    begin_unit(t, unit);
-    snprintf(t->units[unit].name, sizeof t->units[unit].name, "block%d", layer);
     snprintf(prefix, sizeof prefix, "transformer.h.%d.", layer);
-    for (int i = 0; i < GPT2_BLOCK_TENSORS; i++)
+    for (int i = from; i < to; i++)
         add(t, unit, prefix, &rows[i]);
 }
 
-int zt_model_table_build(const struct zt_model_config *c, struct zt_model_table *t,
-                         struct zt_error *err) {
+/* Blocks as units; the root is unit 0 and there already. */
+static void gpt2_blocks(struct zt_model_table *t, enum zt_wrap wrap, int blocks) {
+    const int layers = (int)t->config.layers;
+    for (int u = 1; u < t->n_units; u++) {
+        char *name = t->units[u].name;
+        const size_t room = sizeof t->units[u].name;
+        begin_unit(t, u);
+        if (wrap == ZT_WRAP_PART) {
+            const int layer = (u - 1) / 2;
+            const bool mlp = (u - 1) % 2;
+            snprintf(name, room, "block%d.%s", layer, mlp ? "mlp" : "attn");
+            gpt2_block(t, layer, u, mlp ? GPT2_ATTENTION_TENSORS : 0,
+                       mlp ? GPT2_BLOCK_TENSORS : GPT2_ATTENTION_TENSORS);
+            continue;
+        }
+        const int first = (u - 1) * blocks;
+        const int last = first + blocks < layers ? first + blocks : layers;
+        if (last - first == 1)
+            snprintf(name, room, "block%d", first);
+        else
+            snprintf(name, room, "blocks%d-%d", first, last - 1);
+        for (int l = first; l < last; l++)
+            gpt2_block(t, l, u, 0, GPT2_BLOCK_TENSORS);
+    }
+}
+
+int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
+                         struct zt_model_table *t, struct zt_error *err) {
     memset(t, 0, sizeof *t);
     int rc = zt_model_config_check(c, err);
     if (rc)
@@ -190,9 +217,13 @@ int zt_model_table_build(const struct zt_model_config *c, struct zt_model_table 
     if (!c->tied_head)
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "model.tied_head: false is not in this version; leave it out");
+    if (wrap != ZT_WRAP_N)
+        blocks = 1;
+    if (blocks < 1)
+        return zt_fail(err, ZT_EINVAL, "parallelism.wrap: %d blocks a unit; give 1 or more", blocks);
     int layers = (int)c->layers;
     t->config = *c;
-    t->n_units = layers + 1;
+    t->n_units = 1 + (wrap == ZT_WRAP_PART ? 2 * layers : (layers + blocks - 1) / blocks);
     size_t n = (size_t)layers * GPT2_BLOCK_TENSORS + GPT2_ROOT_TENSORS;
     t->tensors = calloc(n, sizeof *t->tensors);
     t->units = calloc((size_t)t->n_units, sizeof *t->units);
@@ -201,8 +232,7 @@ int zt_model_table_build(const struct zt_model_config *c, struct zt_model_table 
         return zt_fail(err, ZT_ENOMEM, "no host memory for a table of %zu tensors", n);
     }
     gpt2_root(t);
-    for (int i = 0; i < layers; i++)
-        gpt2_block(t, i);
+    gpt2_blocks(t, wrap, blocks);
     return 0;
 }
 
@@ -210,4 +240,72 @@ void zt_model_table_free(struct zt_model_table *t) {
     free(t->tensors);
     free(t->units);
     memset(t, 0, sizeof *t);
+}
+
+/* ------------------------------------------------------------------------------ trainable */
+
+int zt_model_set_trainable(struct zt_model_table *t, const char *const *patterns, int n,
+                           struct zt_error *err) {
+    int64_t trainable = 0;
+    for (int i = 0; i < t->n_tensors; i++)
+        t->tensors[i].frozen = true;
+    for (int p = 0; p < n; p++) {
+        int matches = 0;
+        for (int i = 0; i < t->n_tensors; i++) {
+            struct zt_tensor_def *d = &t->tensors[i];
+            if (fnmatch(patterns[p], d->name, 0) != 0)
+                continue;
+            d->frozen = false;
+            matches++;
+        }
+        if (!matches)
+            return zt_fail(err, ZT_EINVAL,
+                           "training.trainable: \"%s\" matches no tensor; names look like %s",
+                           patterns[p], t->tensors[t->n_tensors - 1].name);
+    }
+    for (int i = 0; i < t->n_tensors; i++)
+        trainable += t->tensors[i].frozen ? 0 : t->tensors[i].numel;
+    if (!trainable)
+        return zt_fail(err, ZT_EINVAL, "training.trainable: nothing is left to train");
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------- walk */
+
+static bool has_trainable(const struct zt_model_table *t, int unit, int from, int to) {
+    const struct zt_unit_def *u = &t->units[unit];
+    for (int i = from; i < to && i < u->n_tensors; i++)
+        if (!t->tensors[u->first_tensor + i].frozen)
+            return true;
+    return false;
+}
+
+int zt_model_walk_build(const struct zt_model_table *t, struct zt_model_walk *w,
+                        struct zt_error *err) {
+    memset(w, 0, sizeof *w);
+    w->forward = calloc((size_t)t->n_units + 1, sizeof *w->forward);
+    w->backward = calloc((size_t)t->n_units + 1, sizeof *w->backward);
+    if (!w->forward || !w->backward) {
+        zt_model_walk_free(w);
+        return zt_fail(err, ZT_ENOMEM, "no host memory for the order of %d units", t->n_units);
+    }
+    for (int u = 0; u < t->n_units; u++)
+        w->forward[w->n_forward++] = u;
+    w->forward[w->n_forward++] = 0; /* final norm and tied head */
+    /* The embeddings come first in the root; without one to train, backward ends at the lowest unit
+     * that trains. */
+    int lowest = 1;
+    if (!has_trainable(t, 0, 0, GPT2_EMBEDDINGS))
+        while (lowest < t->n_units && !has_trainable(t, lowest, 0, t->units[lowest].n_tensors))
+            lowest++;
+    w->backward[w->n_backward++] = 0;
+    for (int u = t->n_units - 1; u >= lowest; u--)
+        w->backward[w->n_backward++] = u;
+    return 0;
+}
+
+void zt_model_walk_free(struct zt_model_walk *w) {
+    free(w->forward);
+    free(w->backward);
+    memset(w, 0, sizeof *w);
 }

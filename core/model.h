@@ -43,6 +43,10 @@ struct zt_tensor_def {
 
 struct zt_unit_def { char name[32]; int first_tensor, n_tensors; };
 
+/* How blocks become units: one each; `blocks` of them together ("blocks0-1"); or two units each, up
+ * to the attention's residual and after it ("block0.attn", "block0.mlp"). */
+enum zt_wrap { ZT_WRAP_BLOCK = 0, ZT_WRAP_N, ZT_WRAP_PART };
+
 struct zt_model_table {
     struct zt_model_config config;
     int n_tensors, n_units;
@@ -55,8 +59,21 @@ struct zt_model_table {
  * attn.c_attn.bias attn.c_proj.weight [C,C] attn.c_proj.bias ln_2.weight ln_2.bias
  * mlp.c_fc.weight [F,C] mlp.c_fc.bias mlp.c_proj.weight [C,F] mlp.c_proj.bias.
  * Root: wte.weight [V,C] wpe.weight [S,C] ln_f.weight ln_f.bias. */
-int zt_model_table_build(const struct zt_model_config *c, struct zt_model_table *t,
-                         struct zt_error *err);
+int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
+                         struct zt_model_table *t, struct zt_error *err);
+/* Patterns over tensor names (fnmatch: "*.ln_1.*"); what none matches is frozen. ZT_EINVAL names a
+ * pattern without a match, and a list that leaves nothing to train. */
+int zt_model_set_trainable(struct zt_model_table *t, const char *const *patterns, int n,
+                           struct zt_error *err);
+
+/* The order in which a micro-step asks for units: forward[n_forward], then backward[n_backward]. A
+ * unit that is open twice in forward (the tied root) is there twice. Backward ends at the first
+ * unit in forward order that has something to train: no gradient flows further. The arrays hold
+ * n_units + 1 entries each. */
+struct zt_model_walk { int n_forward, n_backward; int *forward, *backward; };
+int zt_model_walk_build(const struct zt_model_table *t, struct zt_model_walk *w,
+                        struct zt_error *err);
+void zt_model_walk_free(struct zt_model_walk *w);
 void zt_model_table_free(struct zt_model_table *t);
 
 #endif

@@ -25,7 +25,6 @@
 #define ZT_SPEC_MAX_KEYS 160 /* rows of the schema table, at most */
 #define ZT_SPEC_MAX_LIST 16  /* items of a list in run.yaml */
 
-enum zt_wrap { ZT_WRAP_BLOCK = 0, ZT_WRAP_N, ZT_WRAP_PART };
 enum zt_reshard { ZT_RESHARD_DEFAULT = 0, ZT_RESHARD_TRUE, ZT_RESHARD_FALSE, ZT_RESHARD_INT };
 enum zt_tokenizer { ZT_TOKENIZER_BYTES = 0, ZT_TOKENIZER_NONE };
 enum zt_state_init { ZT_STATE_EAGER = 0, ZT_STATE_LAZY };

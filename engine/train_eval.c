@@ -7,16 +7,15 @@
 
 #include "engine/train_int.h"
 
-/* The unit calls of one forward, without a model: units in order, the tied root again for the head.
- */
+/* The unit calls of one forward, without a model. */
 static int walk_units(struct zt_trainer *t, const struct zt_unit_source *s, struct zt_error *err) {
     struct zt_unit_view v;
-    int n = t->table.n_units + (t->table.config.tied_head ? 1 : 0), rc = 0;
-    for (int i = 0; i < n && rc == 0; i++) {
-        int unit = i < t->table.n_units ? i : 0;
-        if ((rc = s->forward_begin(s->arg, unit, &v, err)) == 0)
-            rc = s->forward_end(s->arg, unit, err);
-    }
+    struct zt_model_walk w;
+    int rc = zt_model_walk_build(&t->table, &w, err);
+    for (int i = 0; i < w.n_forward && rc == 0; i++)
+        if ((rc = s->forward_begin(s->arg, w.forward[i], &v, err)) == 0)
+            rc = s->forward_end(s->arg, w.forward[i], err);
+    zt_model_walk_free(&w);
     return rc;
 }
 

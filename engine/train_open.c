@@ -129,10 +129,15 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     int rc = 0;
     t->stage = ZT_STAGE_OPEN;
-    TRY(zt_model_table_build(&s->model, &t->table, err));
+    TRY(zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t->table,
+                             err));
+    const char *patterns[ZT_SPEC_MAX_LIST];
+    for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
+    TRY(zt_model_set_trainable(&t->table, patterns, s->training.trainable.n, err));
     for (int i = 0; i < t->table.n_tensors && s->optimizer.decay_1d; i++)
         t->table.tensors[i].decay = true;
-    struct zt_model_env env = {t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute};
+    struct zt_model_env env = {t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute,
+                               t->recipe->grad};
     TRY(zt_model_create(&t->table, &env, &t->model, err));
     size_t n = (size_t)(s->training.local_batch_size * s->training.seq_len) * sizeof *t->tokens;
     struct zt_stream *compute = zt_device_compute(t->device);

@@ -114,6 +114,14 @@ static int probe_backward_begin(void *arg, int unit, struct zt_unit_view *v, str
     return rc;
 }
 
+static int probe_parameters_done(void *arg, int unit, struct zt_error *err) {
+    struct zt_probe *p = arg;
+    leave_compute(p);
+    int rc = p->inner.parameters_done(p->inner.arg, unit, err);
+    p->mark_ns = now(p);
+    return rc;
+}
+
 static int probe_backward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_probe *p = arg;
     leave_compute(p);
@@ -124,7 +132,7 @@ static int probe_backward_end(void *arg, int unit, struct zt_error *err) {
 
 struct zt_unit_source zt_probe_source(struct zt_probe *p) {
     return (struct zt_unit_source){p, probe_forward_begin, probe_forward_end, probe_backward_begin,
-                                   probe_backward_end};
+                                   probe_parameters_done, probe_backward_end};
 }
 
 void zt_probe_step(struct zt_probe *p) { p->forward_ns = p->backward_ns = 0; }

@@ -149,7 +149,8 @@ static void say_valid(const struct zt_run_file *f, const struct zt_spec *s, bool
     struct zt_model_table t;
     struct zt_error err;
     printf("%s: valid: run \"%s\"", f->file, f->spec.name);
-    if (zt_model_table_build(&f->spec.model, &t, &err) == 0) {
+    if (zt_model_table_build(&f->spec.model, f->spec.parallelism.wrap, f->spec.parallelism.wrap_n,
+                             &t, &err) == 0) {
         printf(", %lld parameters", (long long)t.parameters);
         zt_model_table_free(&t);
     }

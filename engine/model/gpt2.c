@@ -250,6 +250,7 @@ static int backward_head(struct zt_model *m, const struct zt_unit_source *src, c
     zt_model_drop(m, &g->rstd);
     zt_model_drop(m, &g->stream[c->layers]);
     zt_model_segment_end(m, "head backward", 0);
+    TRY(src->parameters_done(src->arg, 0, err));
 out:
     return rc;
 }

@@ -17,6 +17,9 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
     if (env->compute != ZT_F32)
         return zt_fail(err, ZT_EUNSUPPORTED, "model: compute type %s is not in this version; use fp32",
                        zt_dtype_name(env->compute));
+    if (table->n_units != table->config.layers + 1)
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "parallelism.wrap: only block is in this version; leave it out");
     struct zt_model *m = calloc(1, sizeof *m);
     if (m == NULL) return zt_fail(err, ZT_ENOMEM, "model: out of host memory");
     m->table = table;

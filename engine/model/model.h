@@ -12,23 +12,28 @@
 #include "engine/device/alloc.h"
 #include "kernels/ops.h"
 
-#define ZT_UNIT_TENSORS_MAX 32
-
-/* Pointers to a unit's tensors by their index inside the unit (table order). */
-struct zt_unit_view { void *param[ZT_UNIT_TENSORS_MAX]; void *grad[ZT_UNIT_TENSORS_MAX]; };
+/* Pointers to a unit's tensors by their index inside the unit (table order); n_tensors of each. The
+ * arrays belong to the source and are good until the unit's end. Parameters are of the model's
+ * compute type, gradients of its gradient type. */
+struct zt_unit_view { void *const *param; void *const *grad; };
 
 /* The runtime's side. Called in this order for a tied GPT-2 of L blocks and one micro-batch:
  *   forward_begin(0) embedding forward_end(0), forward_begin(1) block forward_end(1), ... (L),
  *   forward_begin(0) final norm + head forward_end(0);
  *   backward_begin(0) head + final norm, backward_begin(L) block backward_end(L), ..., (1),
  *   embedding, backward_end(0).
- * begin fills *view and returns when the pointers are ready; backward_begin also provides gradient
- * buffers (zeroed at the window's first use). grad[i] = NULL: frozen, not wanted. */
+ * zt_model_walk (core/model.h) gives this order for every table: a source may rely on it to fetch
+ * ahead. begin fills *view and returns when the pointers are ready; backward_begin also provides
+ * gradient buffers (zeroed at the window's first use). grad[i] = NULL: frozen, not wanted.
+ * parameters_done, between backward_begin and backward_end: the unit's parameters (not its
+ * gradients) are needed no more; called where the unit stays open after that (the tied root, open
+ * until the embedding's gradient is in). */
 struct zt_unit_source {
     void *arg;
     int (*forward_begin)(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err);
     int (*forward_end)(void *arg, int unit, struct zt_error *err);
     int (*backward_begin)(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err);
+    int (*parameters_done)(void *arg, int unit, struct zt_error *err);
     int (*backward_end)(void *arg, int unit, struct zt_error *err);
 };
 
@@ -36,7 +41,8 @@ struct zt_model;
 struct zt_model_env {
     const struct zt_ops *ops; struct zt_ops_ctx *ctx;
     struct zt_alloc *alloc; struct zt_device *device; struct zt_ledger *ledger;
-    enum zt_dtype compute;
+    enum zt_dtype compute; /* parameters as handed over, activations */
+    enum zt_dtype grad;    /* parameter gradients: compute or fp32 */
 };
 /* One micro-batch: tokens and targets are device pointers [B*T] int32, targets -1 = not counted. */
 struct zt_batch { const int32_t *tokens, *targets; int64_t B, T; };

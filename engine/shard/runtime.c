@@ -111,11 +111,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
         .persistence_threshold =
             row->gather == ZT_GATHER_BEFORE_USE ? s->parallelism.persistence_threshold : 0};
     RT_TRY(zt_unit_layout_build(env->table, &o, &r->layout, err));
-    for (int u = 0; u < env->table->n_units; u++)
-        if (env->table->units[u].n_tensors > ZT_UNIT_TENSORS_MAX)
-            RT_TRY(zt_fail(err, ZT_EINTERNAL, "unit %s has %d tensors, more than %d",
-                           env->table->units[u].name, env->table->units[u].n_tensors,
-                           ZT_UNIT_TENSORS_MAX));
+    RT_TRY(zt_model_walk_build(env->table, &r->walk, err));
     RT_TRY(rt_state_build(r, err));
     if (s->optimizer.state_init == ZT_STATE_EAGER) RT_TRY(rt_state_moments(r, err));
     RT_TRY(create_events(r, err));
@@ -333,13 +329,15 @@ static bool kept_after_forward(const struct zt_runtime *r, int unit) {
 
 static void fill_view(struct zt_runtime *r, int unit, bool gradients, struct zt_unit_view *view) {
     const struct zt_unit_def *u = &r->env.table->units[unit];
-    memset(view, 0, sizeof *view);
-    for (int i = 0; i < u->n_tensors; i++) {
-        const struct zt_flat_entry *e = &r->layout.entries[r->layout.entry_of[u->first_tensor + i]];
-        struct rt_group *g = &r->groups[r->layout.group_of[e->tensor]];
-        view->param[i] = rt_at(g->full, e->offset, g->def->dtype);
-        if (gradients && g->grad) view->grad[i] = rt_at(g->grad, e->offset, r->recipe->grad);
+    for (int t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) {
+        const struct zt_flat_entry *e = &r->layout.entries[r->layout.entry_of[t]];
+        struct rt_group *g = &r->groups[r->layout.group_of[t]];
+        r->view_param[t] = rt_at(g->full, e->offset, g->def->dtype);
+        r->view_grad[t] =
+            gradients && g->grad ? rt_at(g->grad, e->offset, r->recipe->grad) : NULL;
     }
+    view->param = r->view_param + u->first_tensor;
+    view->grad = r->view_grad + u->first_tensor;
 }
 
 static int forward_begin(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err) {
@@ -375,6 +373,12 @@ static int backward_begin(void *arg, int unit, struct zt_unit_view *view, struct
     return 0;
 }
 
+static int parameters_done(void *arg, int unit, struct zt_error *err) {
+    (void)err;
+    release(arg, unit);
+    return 0;
+}
+
 static int backward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_runtime *r = arg;
     release(r, unit);
@@ -388,5 +392,6 @@ static int backward_end(void *arg, int unit, struct zt_error *err) {
 }
 
 struct zt_unit_source zt_runtime_source(struct zt_runtime *r) {
-    return (struct zt_unit_source){r, forward_begin, forward_end, backward_begin, backward_end};
+    return (struct zt_unit_source){r, forward_begin, forward_end, backward_begin, parameters_done,
+                                   backward_end};
 }

@@ -30,6 +30,7 @@ struct zt_runtime_env {
     const struct zt_ops *ops;
     struct zt_ops_ctx *ctx;
     struct zt_comm *world, *dp_shard, *dp_replicate, *control; /* control: host-sized messages */
+    struct zt_comm *reshard; /* reshard_after_forward: m: this rank's m neighbours of dp_shard */
     struct zt_intervals *intervals; /* communication, stall and own compute intervals go here */
     struct zt_progress *progress;   /* touched when a collective ends; may be NULL */
 };

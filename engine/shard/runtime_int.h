@@ -39,6 +39,8 @@ struct zt_runtime {
     const struct zt_recipe *recipe;
     struct zt_unit_layout layout;
     struct rt_group *groups;
+    struct zt_model_walk walk;
+    void **view_param, **view_grad; /* by tensor of the table: what the open units see */
     struct zt_stream *reduce, *gather; /* NULL when nothing is ever sent */
     int shard, replicate;              /* degrees */
     int shard_index;

@@ -86,7 +86,9 @@ int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
     int n = r->layout.n_groups;
     r->groups = calloc((size_t)n, sizeof *r->groups);
     r->launched = calloc((size_t)n, sizeof *r->launched);
-    if (!r->groups || !r->launched)
+    r->view_param = calloc((size_t)r->env.table->n_tensors, sizeof *r->view_param);
+    r->view_grad = calloc((size_t)r->env.table->n_tensors, sizeof *r->view_grad);
+    if (!r->groups || !r->launched || !r->view_param || !r->view_grad)
         return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for %d groups", n);
     for (int i = 0; i < n; i++) {
         struct rt_group *g = &r->groups[i];
@@ -188,6 +190,9 @@ void rt_state_free(struct zt_runtime *r) {
     }
     free(r->groups);
     free(r->launched);
+    free(r->view_param);
+    free(r->view_grad);
+    zt_model_walk_free(&r->walk);
     r->groups = NULL;
     r->launched = NULL;
 }

@@ -60,7 +60,7 @@ Test(layout, gpt2_nano_by_hand) {
     struct zt_model_table t;
     struct zt_error err;
     cr_assert_eq(zt_model_preset("gpt2-nano", &c, &err), 0);
-    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0);
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0);
     /* every size is a multiple of 16: no padding at shard 1 */
     cr_assert_eq(zt_model_padded(&t, 1), t.parameters);
     /* root 65792, block 198272; in steps of 48: 65808, 198288 */

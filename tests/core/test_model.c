@@ -12,7 +12,7 @@ static struct zt_model_table build(const char *preset) {
     struct zt_model_table t;
     struct zt_error err = {0};
     cr_assert_eq(zt_model_preset(preset, &c, &err), 0, "%s", err.msg);
-    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0, "%s", err.msg);
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0, "%s", err.msg);
     return t;
 }
 
@@ -38,7 +38,7 @@ Test(model, small_counts) {
                                 .seq_len_max = 64, .norm_eps = 1e-5, .tied_head = true};
     struct zt_model_table t;
     struct zt_error err;
-    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0);
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0);
     cr_assert_eq(t.parameters, 208320);
     int64_t block = 0;
     for (int i = 0; i < t.units[1].n_tensors; i++)
@@ -128,7 +128,7 @@ Test(model, llama_presets_have_the_published_sizes) {
         int64_t n = (c.tied_head ? 1 : 2) * c.vocab_size * c.dim + c.layers * block + c.dim;
         cr_assert_eq(n, want[i].parameters, "%s: %lld", want[i].preset, (long long)n);
         struct zt_model_table t;
-        cr_assert_eq(zt_model_table_build(&c, &t, &err), ZT_EUNSUPPORTED);
+        cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), ZT_EUNSUPPORTED);
         cr_assert_str_eq(err.msg, "model.family: llama is not in this version; use a gpt2 preset");
     }
 }

@@ -80,8 +80,9 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     zt_ledger_init(&b->ledger);
     RT_TRY(zt_alloc_create(b->device, &b->ledger, &ao, &b->alloc, e));
     RT_TRY(zt_ops_cpu_create(o->threads ? o->threads : 1, NULL, NULL, &b->ctx, e));
-    RT_TRY(zt_model_table_build(&b->spec.model, &b->table, e));
-    struct zt_model_env env = {zt_ops_cpu(), b->ctx, b->alloc, b->device, &b->ledger, ZT_F32};
+    RT_TRY(zt_model_table_build(&b->spec.model, b->spec.parallelism.wrap,
+                                b->spec.parallelism.wrap_n, &b->table, e));
+    struct zt_model_env env = {zt_ops_cpu(), b->ctx, b->alloc, b->device, &b->ledger, ZT_F32, ZT_F32};
     RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
     if (world > 1) {
         if (rank == 0) RT_TRY(zt_comm_mint(&id, e));

@@ -15,7 +15,7 @@ static struct zt_model_table table_of(const char *preset) {
     struct zt_model_table t;
     struct zt_error err = {0};
     cr_assert_eq(zt_model_preset(preset, &c, &err), 0, "%s", err.msg);
-    cr_assert_eq(zt_model_table_build(&c, &t, &err), 0, "%s", err.msg);
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0, "%s", err.msg);
     return t;
 }
 

@@ -302,7 +302,7 @@ Test(train, memory_figures) {
         struct zt_model_config mc;
         struct zt_model_table table;
         cr_assert_eq(zt_model_preset("gpt2-nano", &mc, NULL), 0);
-        cr_assert_eq(zt_model_table_build(&mc, &table, NULL), 0);
+        cr_assert_eq(zt_model_table_build(&mc, ZT_WRAP_BLOCK, 1, &table, NULL), 0);
         struct zt_state_bytes want = zt_state_formula(&table, ZT_DDP, 1, zt_recipe_find("fp32"));
         struct train_job *j = train_ok(
             2, train_yaml(

@@ -20,7 +20,7 @@ struct bench {
     struct zt_ops_ctx *ctx;
     const struct zt_ops *ops;
     struct zt_model *model;
-    float *param[TENSORS_MAX], *grad[TENSORS_MAX], *m[TENSORS_MAX], *v[TENSORS_MAX];
+    void *param[TENSORS_MAX], *grad[TENSORS_MAX], *m[TENSORS_MAX], *v[TENSORS_MAX];
     int32_t *tokens, *targets;
     int64_t T, B;
 };
@@ -39,10 +39,8 @@ static int give(void *arg, int unit, struct zt_unit_view *view, struct zt_error 
     (void)err;
     struct bench *b = arg;
     const struct zt_unit_def *u = &b->table.units[unit];
-    for (int i = 0; i < u->n_tensors; i++) {
-        view->param[i] = b->param[u->first_tensor + i];
-        view->grad[i] = b->grad[u->first_tensor + i];
-    }
+    view->param = b->param + u->first_tensor;
+    view->grad = b->grad + u->first_tensor;
     return 0;
 }
 static int take(void *arg, int unit, struct zt_error *err) {
@@ -50,7 +48,7 @@ static int take(void *arg, int unit, struct zt_error *err) {
     return 0;
 }
 static struct zt_unit_source source(struct bench *b) {
-    return (struct zt_unit_source){b, give, take, give, take};
+    return (struct zt_unit_source){b, give, take, give, take, take};
 }
 
 /* The golden's short names inside our Hugging Face names. */
@@ -80,7 +78,7 @@ static void open_bench(struct bench *b, int threads, const char *gemm) {
                                 .tied_head = true, .qkv_bias = true};
     b->T = n[2];
     b->B = n[6];
-    ok(zt_model_table_build(&c, &b->table, &e), &e);
+    ok(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &b->table, &e), &e);
     struct zt_device_config dc = {"cpu", 64u << 20};
     ok(zt_device_open(&dc, &b->device, &e), &e);
     zt_ledger_init(&b->ledger);
@@ -103,7 +101,7 @@ static void open_bench(struct bench *b, int threads, const char *gemm) {
     b->targets = dev(b, (size_t)tgt.numel * 4, ZT_TAG_ACTIVATIONS, "targets");
     memcpy(b->tokens, tok.data, (size_t)tok.numel * 4);
     memcpy(b->targets, tgt.data, (size_t)tgt.numel * 4);
-    struct zt_model_env env = {b->ops, b->ctx, b->alloc, b->device, &b->ledger, ZT_F32};
+    struct zt_model_env env = {b->ops, b->ctx, b->alloc, b->device, &b->ledger, ZT_F32, ZT_F32};
     ok(zt_model_create(&b->table, &env, &b->model, &e), &e);
 }
 
@@ -163,7 +161,7 @@ static void check_gradients(struct bench *b, double tolerance) {
         struct golden_array g = array(b, "g:", short_name(b->table.tensors[i].name));
         double diff = 0, ref = 0;
         for (int64_t k = 0; k < g.numel; k++) {
-            diff += pow((double)b->grad[i][k] - golden_f64(&g, k), 2);
+            diff += pow((double)((const float *)b->grad[i])[k] - golden_f64(&g, k), 2);
             ref += pow(golden_f64(&g, k), 2);
         }
         double scale = sqrt(ref) < 1e-7 * global ? global : sqrt(ref);
