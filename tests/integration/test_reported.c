@@ -669,15 +669,15 @@ Test(reported, B45_two_runs_at_once_on_one_host) {
 Test(reported, B45_a_quick_rejoin_is_one_new_generation) {
     struct cluster c;
     char file[512];
-    cluster_start(&c, 3);
-    snprintf(file, sizeof file, "%s", cluster_run_file(&c, "base", 200, 3, ""));
+    cluster_start(&c, 3); /* long runs: they must still go on when step 5 has been seen, on a busy machine too */
+    snprintf(file, sizeof file, "%s", cluster_run_file(&c, "base", 800, 3, ""));
     json_t *base = rows_of(&c, "base", file);
     static const int sigs[] = {SIGTERM, SIGKILL};
     for (int k = 0; k < 2; k++) {
         char name[16];
         wait_idle(&c, 3);
         snprintf(name, sizeof name, "rejoin%d", k);
-        snprintf(file, sizeof file, "%s", cluster_run_file(&c, name, 200, 3, ""));
+        snprintf(file, sizeof file, "%s", cluster_run_file(&c, name, 800, 3, ""));
         submit(&c, file);
         wait_step(&c, name, 5, 60);
         cr_assert_gt(trainer_of(c.worker[1]), 0, "the run was over too soon");
