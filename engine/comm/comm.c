@@ -32,6 +32,8 @@ struct zt_comm_op {
     void *recv;
     int64_t count; /* of the call, not of the full buffer */
     int root;
+    int64_t delay_ns, alpha_ns; /* zt_comm_inject */
+    double ns_per_byte;
     struct zt_coll_record record;
     struct zt_comm_op *next_idle, *next;
 };
@@ -54,6 +56,14 @@ void zt_cpu_relax(void) {
 #else
     atomic_signal_fence(memory_order_seq_cst);
 #endif
+}
+
+/* splitmix64 of a seed and a number */
+static uint64_t mix64(uint64_t seed, uint64_t i) {
+    uint64_t z = seed + (i + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
 }
 
 /* ---- making and freeing ---- */
@@ -256,6 +266,26 @@ static void op_idle(struct zt_comm_shared *s, struct zt_comm_op *op) {
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Asleep for that long, but not once the world is broken. */
+static void linger(struct zt_comm *c, int64_t ns) {
+    int64_t until = zt_clock_ns() + ns, left;
+    while ((left = until - zt_clock_ns()) > 0 && !atomic_load(&c->shared->broken)) {
+        struct timespec slice = {0, left < TURN_SLICE_NS ? left : TURN_SLICE_NS};
+        nanosleep(&slice, NULL);
+    }
+}
+
+static void draw_cost(struct zt_comm_op *o) {
+    const struct zt_comm_inject *j = &o->c->shared->inject;
+    uint64_t key = (uint64_t)o->record.id << 9 | (uint64_t)o->c->world_rank;
+    bool none = o->record.control;
+    o->delay_ns = none || j->max_delay_ns <= 0
+                      ? 0
+                      : (int64_t)(mix64(j->seed, key) % ((uint64_t)j->max_delay_ns + 1));
+    o->alpha_ns = none || o->c->size == 1 ? 0 : j->alpha_ns;
+    o->ns_per_byte = none ? 0 : j->ns_per_byte;
+}
+
 /* On the stream. */
 static int run_op(void *arg, struct zt_error *err) {
     struct zt_comm_op *op = arg;
@@ -267,8 +297,10 @@ static int run_op(void *arg, struct zt_error *err) {
     if (!rc && atomic_load(&c->shared->broken)) rc = report_broken(c, err);
     if (!rc) {
         zt_log_start(ring, r->id, ops->now_ns(c->device));
+        linger(c, op->delay_ns);
         rc = c->impl->collective(c, op->kind, op->op, op->dtype, op->send, op->recv, op->count,
                                  op->root, r, err);
+        linger(c, op->alpha_ns + (int64_t)((double)r->sent_bytes * op->ns_per_byte));
     }
     if (!rc) {
         int at = r->control ? 2 : 0;
@@ -302,14 +334,14 @@ static int check_call(const struct zt_comm *c, enum zt_coll kind, enum zt_redop 
                       const struct zt_coll_why *why, struct zt_error *err) {
     bool reduces = kind == ZT_COLL_ALL_REDUCE || kind == ZT_COLL_REDUCE_SCATTER;
     bool wide = kind == ZT_COLL_ALL_GATHER || kind == ZT_COLL_REDUCE_SCATTER;
-    char text[160];
+    char text[192];
     if ((unsigned)t >= ZT_DTYPE_COUNT)
         return fail_call(c, kind, why, err, "the element type is not known");
     size_t size = zt_dtype_size(t), bytes = 0, full = 0;
     if (reduces && !zt_reduce_supported(t, op)) {
         snprintf(text, sizeof text,
                  "reduction %d is not defined for %s; defined are sum, max and min for fp32, bf16, "
-                 "int32, int64 and uint8, and avg for fp32 and bf16",
+                 "fp16, int32, int64 and uint8, and avg for fp32, bf16 and fp16",
                  (int)op, zt_dtype_name(t));
         return fail_call(c, kind, why, err, text);
     }
@@ -373,6 +405,7 @@ static int enqueue(struct zt_comm *c, enum zt_coll kind, enum zt_redop op, enum 
     o->record.seq = c->last_seq + 1;
     o->record.queued_ns = zt_device_ops(c->device)->now_ns(c->device);
     zt_log_append(c->shared->ring, &o->record);
+    draw_cost(o);
     if (!s) s = zt_device_compute(c->device);
     c->last_seq++;
     rc = zt_device_ops(c->device)->submit(s, run_op, o, err);
@@ -494,6 +527,10 @@ int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record 
 
 void zt_comm_watch(struct zt_comm *world, _Atomic int32_t *held_by) {
     world->shared->held_by = held_by;
+}
+
+void zt_comm_inject(struct zt_comm *world, const struct zt_comm_inject *o) {
+    world->shared->inject = o ? *o : (struct zt_comm_inject){0};
 }
 
 int zt_comm_log_place(struct zt_comm *world, void *memory, size_t bytes) {

@@ -26,6 +26,7 @@ struct zt_comm_id { uint8_t bytes[128]; }; /* opaque; a secret; minted by rank 0
 
 enum zt_coll { ZT_COLL_BROADCAST = 0, ZT_COLL_ALL_REDUCE, ZT_COLL_ALL_GATHER, ZT_COLL_REDUCE_SCATTER,
                ZT_COLL_BARRIER, ZT_COLL_COUNT };
+/* Sums of bf16 and fp16 are taken in fp32 in rank order and rounded once, at the end. */
 enum zt_redop { ZT_SUM = 0, ZT_MAX, ZT_MIN, ZT_AVG }; /* AVG = premultiply by (float)(1.0/K), then SUM */
 const char *zt_coll_name(enum zt_coll c); /* "all_reduce", ... */
 
@@ -35,7 +36,8 @@ struct zt_coll_why { const char *unit; const char *reason; int64_t step; bool co
 struct zt_coll_record {
     int64_t id;                  /* over all groups of the world communicator, from 1 */
     int64_t seq;                 /* per group, from 1; a split takes a number too */
-    char group[16];              /* "world", "tensor", "dp_shard", "dp_replicate", "dp", "control" */
+    char group[16];              /* "world", "tensor", "dp_shard", "dp_replicate", "dp_reshard", "dp",
+                                    "control" */
     enum zt_coll kind;
     enum zt_dtype dtype;
     int64_t count, bytes;        /* elements and bytes of the full (largest) buffer */
@@ -102,6 +104,14 @@ void zt_comm_watch(struct zt_comm *world, _Atomic int32_t *held_by);
 /* Reads a placed ring, also in another process and after the writer's death; < 0 = not a ring. */
 int64_t zt_comm_log_read(const void *memory, size_t bytes, int64_t after,
                          struct zt_coll_record *out, int64_t max);
+
+/* For tests and benchmarks: a link that costs something. Each collective of the world and its groups
+ * that is not control traffic first waits a random time, drawn from (seed, global rank, number of the
+ * collective), and then, in a group of more than one, takes alpha_ns + sent_bytes * ns_per_byte longer:
+ * both inside its logged interval, both asleep. Changes no value. NULL: back to normal. The trainer thread;
+ * holds for what is queued later. */
+struct zt_comm_inject { uint64_t seed; int64_t max_delay_ns; int64_t alpha_ns; double ns_per_byte; };
+void zt_comm_inject(struct zt_comm *world, const struct zt_comm_inject *o);
 
 /* The table behind it all, for implementations. */
 struct zt_comm_impl {

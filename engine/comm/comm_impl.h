@@ -29,6 +29,7 @@ struct zt_comm_shared {
     _Atomic int broken;          /* code of the first failure; 0 = healthy */
     _Atomic int failed_rank;
     struct zt_error why;
+    struct zt_comm_inject inject; /* all zero = none; the trainer thread */
 };
 
 struct zt_comm {

@@ -15,7 +15,7 @@
 
 bool zt_reduce_supported(enum zt_dtype t, enum zt_redop op) {
     if (op < ZT_SUM || op > ZT_AVG) return false;
-    if (t == ZT_F32 || t == ZT_BF16) return true;
+    if (t == ZT_F32 || t == ZT_BF16 || t == ZT_F16) return true;
     return (t == ZT_I32 || t == ZT_I64 || t == ZT_U8) && op != ZT_AVG;
 }
 
@@ -81,17 +81,42 @@ static void sum_f32(int n, const void *const *src, int n_dst, void *const *dst, 
 static float max_f32(float a, float b) { return b > a || isnan(b) ? b : a; }
 static float min_f32(float a, float b) { return b < a || isnan(b) ? b : a; }
 
-static float from_bf16(uint16_t h) {
-    uint32_t bits = (uint32_t)h << 16;
+static float as_float(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
-static uint16_t to_bf16(float f) { /* to nearest, ties to even; NaN stays NaN */
+static uint32_t as_bits(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+static float from_bf16(uint16_t h) { return as_float((uint32_t)h << 16); }
+static uint16_t to_bf16(float f) { /* to nearest, ties to even; NaN stays NaN */
+    uint32_t bits = as_bits(f);
     if (isnan(f)) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* fp16 in plain integer and fp32 operations that both compilers vectorise. Subnormals are numbers
+ * around a constant whose last place is theirs: 2^-24 of 0.5, and the difference to 2^-14. */
+static float from_f16(uint16_t h) {
+    uint32_t low = (uint32_t)(h & 0x7fff) << 13, e = h & 0x7c00;
+    uint32_t normal = low + (112u << 23), special = low + (224u << 23);
+    uint32_t tiny = as_bits(as_float(low + (113u << 23)) - 0x1p-14f);
+    uint32_t bits = e == 0x7c00 ? special : e ? normal : tiny;
+    return as_float(bits | (uint32_t)(h & 0x8000) << 16);
+}
+static uint16_t to_f16(float f) { /* to nearest, ties to even; NaN stays NaN */
+    uint32_t bits = as_bits(f), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
+    uint32_t normal = (a - (112u << 23) + 0xfff + (a >> 13 & 1)) >> 13;
+    uint32_t tiny = as_bits(as_float(a) + 0.5f) - as_bits(0.5f);
+    uint32_t nan = 0x7e00 | (a >> 13 & 0x3ff);
+    uint32_t h = a > 0x7f800000    ? nan
+                 : a >= 0x477ff000 ? 0x7c00 /* 65520 and above */
+                 : a >= 0x38800000 ? normal
+                                   : tiny;
+    return (uint16_t)(sign | h);
 }
 
 static void add_block(float *restrict acc, const float *restrict x, size_t n, enum zt_redop op) {
@@ -103,35 +128,36 @@ static void add_block(float *restrict acc, const float *restrict x, size_t n, en
         for (size_t i = 0; i < n; i++) acc[i] += x[i];
 }
 
-static void load_block(float *restrict to, const void *src, size_t at, size_t n, bool bf16,
+static void load_block(float *restrict to, enum zt_dtype t, const void *src, size_t at, size_t n,
                        bool scaled, float scale) {
-    if (bf16)
+    if (t == ZT_BF16)
         for (size_t i = 0; i < n; i++) to[i] = from_bf16(((const uint16_t *)src)[at + i]);
+    else if (t == ZT_F16)
+        for (size_t i = 0; i < n; i++) to[i] = from_f16(((const uint16_t *)src)[at + i]);
     else
         memcpy(to, (const float *)src + at, n * sizeof *to);
     if (scaled)
         for (size_t i = 0; i < n; i++) to[i] *= scale;
 }
 
-static void reduce_float(bool bf16, enum zt_redop op, int n_src, const void *const *src, int n_dst,
-                         void *const *dst, size_t count, float scale) {
+static void reduce_float(enum zt_dtype t, enum zt_redop op, int n_src, const void *const *src,
+                         int n_dst, void *const *dst, size_t count, float scale) {
     float acc[BLOCK], x[BLOCK];
     uint16_t half[BLOCK];
+    const size_t size = zt_dtype_size(t);
+    const void *from = t == ZT_F32 ? (const void *)acc : half;
     for (size_t at = 0; at < count; at += BLOCK) {
         size_t n = count - at < BLOCK ? count - at : BLOCK;
-        load_block(acc, src[0], at, n, bf16, op == ZT_AVG, scale);
+        load_block(acc, t, src[0], at, n, op == ZT_AVG, scale);
         for (int j = 1; j < n_src; j++) {
-            load_block(x, src[j], at, n, bf16, op == ZT_AVG, scale);
+            load_block(x, t, src[j], at, n, op == ZT_AVG, scale);
             add_block(acc, x, n, op);
         }
-        if (bf16)
+        if (t == ZT_BF16)
             for (size_t i = 0; i < n; i++) half[i] = to_bf16(acc[i]);
-        for (int k = 0; k < n_dst; k++) {
-            if (bf16)
-                memcpy((uint16_t *)dst[k] + at, half, n * sizeof *half);
-            else
-                memcpy((float *)dst[k] + at, acc, n * sizeof *acc);
-        }
+        else if (t == ZT_F16)
+            for (size_t i = 0; i < n; i++) half[i] = to_f16(acc[i]);
+        for (int k = 0; k < n_dst; k++) memcpy((char *)dst[k] + at * size, from, n * size);
     }
 }
 
@@ -174,10 +200,11 @@ void zt_reduce(enum zt_dtype t, enum zt_redop op, int n_src, const void *const *
         if (op == ZT_SUM || op == ZT_AVG)
             sum_f32(n_src, src, n_dst, dst, count, op == ZT_AVG, scale);
         else
-            reduce_float(false, op, n_src, src, n_dst, dst, count, scale);
+            reduce_float(t, op, n_src, src, n_dst, dst, count, scale);
         break;
     case ZT_BF16:
-        reduce_float(true, op, n_src, src, n_dst, dst, count, scale);
+    case ZT_F16:
+        reduce_float(t, op, n_src, src, n_dst, dst, count, scale);
         break;
     case ZT_I32:
         reduce_i32(op, n_src, src, n_dst, dst, count);

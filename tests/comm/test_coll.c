@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core/mesh.h"
+#include "engine/comm/reduce.h"
 #include "tests/comm/fleet.h"
 
 #define LIMIT 240.0
@@ -200,6 +201,63 @@ static uint16_t bf16_nearest(float x) {
     return best;
 }
 
+static double f16_value(uint16_t h) { /* by the definition of the format */
+    int e = h >> 10 & 31, m = h & 1023;
+    double v = e == 31 ? INFINITY : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return h >> 15 ? -v : v;
+}
+/* The nearest fp16, ties to even: half-way points found by bisection over the codes, whose values
+ * rise. */
+static uint16_t f16_nearest(double x) {
+    double a = fabs(x);
+    uint16_t lo = 0, hi = 0x7c00; /* value(lo) <= a < value(hi), which is infinite */
+    if (isinf(a)) lo = 0x7c00;
+    while (!isinf(a) && hi - lo > 1) {
+        uint16_t mid = (uint16_t)((lo + hi) / 2);
+        *(f16_value(mid) <= a ? &lo : &hi) = mid;
+    }
+    double top = hi == 0x7c00 ? 65536 : f16_value(hi); /* rounding sees no end of the range */
+    double half = (f16_value(lo) + top) / 2;
+    if (lo < 0x7c00 && (a > half || (a == half && lo & 1))) lo++;
+    return (uint16_t)(lo | (signbit(x) ? 0x8000 : 0));
+}
+
+/* Every fp16 number survives the way to fp32 and back; sums are rounded once, also to subnormals
+ * and to infinity. */
+Test(coll, f16_arithmetic) {
+    static uint16_t a[65536], b[65536], c[65536], out[65536];
+    const void *src[3] = {a, b, c};
+    void *dst[1] = {out};
+    for (int i = 0; i < 65536; i++) a[i] = (uint16_t)i;
+    zt_reduce(ZT_F16, ZT_AVG, 1, src, 1, dst, 65536);
+    for (int i = 0; i < 65536; i++)
+        if ((i & 0x7fff) <= 0x7c00)
+            cr_assert_eq(out[i], i, "%04x became %04x", (unsigned)i, out[i]);
+        else
+            cr_assert((out[i] & 0x7fff) > 0x7c00 && (out[i] & 0x8000) == (i & 0x8000));
+    for (uint64_t round = 0; round < 8; round++) {
+        for (size_t i = 0; i < 65536; i++) {
+            uint64_t z = fleet_random(round, i);
+            uint16_t top = round < 4 ? 0x7bff : (uint16_t)(0x7ff << (round - 4) | 0x3ff);
+            a[i] =
+                (uint16_t)((z & top) | (z & 0x8000)); /* rounds of any size, then of small ones */
+            b[i] = (uint16_t)((z >> 16 & top) | (z >> 16 & 0x8000));
+            c[i] = (uint16_t)((z >> 32 & top) | (z >> 32 & 0x8000));
+            if (round == 1) b[i] = (uint16_t)((a[i] & 0x7c00) | (b[i] & 0x83ff)); /* near sizes */
+            if ((a[i] & 0x7c00) == 0x7c00) a[i] &= 0x83ff;
+            if ((b[i] & 0x7c00) == 0x7c00) b[i] &= 0x83ff;
+            if ((c[i] & 0x7c00) == 0x7c00) c[i] &= 0x83ff;
+        }
+        zt_reduce(ZT_F16, ZT_SUM, 3, src, 1, dst, 65536);
+        for (int i = 0; i < 65536; i++) {
+            volatile float sum = (float)f16_value(a[i]) + (float)f16_value(b[i]);
+            sum = sum + (float)f16_value(c[i]);
+            cr_assert_eq(out[i], f16_nearest((double)sum), "%04x + %04x + %04x = %04x, not %04x",
+                         a[i], b[i], c[i], out[i], f16_nearest((double)sum));
+        }
+    }
+}
+
 static int types(struct rank *r) {
     enum { N = 3001 };
     const int K = r->world;
@@ -209,12 +267,14 @@ static int types(struct rank *r) {
         int64_t *i64 = memory(r, (enum place)p, N * 8, 8);
         uint8_t *u8 = memory(r, (enum place)p, N, 3);
         uint16_t *bf = memory(r, (enum place)p, N * 2, 2);
+        uint16_t *hf = memory(r, (enum place)p, N * 2, 2);
         float *f32 = memory(r, (enum place)p, N * 4, 0);
         for (int op = ZT_SUM; op <= ZT_MIN; op++) {
             for (int i = 0; i < N; i++) {
                 uint64_t z = fleet_random(50 + (uint64_t)r->rank, (uint64_t)i);
                 i32[i] = (int32_t)z, i64[i] = (int64_t)z, u8[i] = (uint8_t)z;
                 bf[i] = (uint16_t)(0x3f00 + (z & 0x80ff)); /* |x| in [0.5, 2) */
+                hf[i] = (uint16_t)(z & 0xb7ff);            /* |x| < 0.5 */
                 f32[i] = fleet_float(60 + (uint64_t)r->rank, (uint64_t)i);
             }
             if (r->rank == K - 1) f32[5] = NAN;
@@ -225,6 +285,7 @@ static int types(struct rank *r) {
             OK(zt_all_reduce(r->comm, u8, N, ZT_U8, (enum zt_redop)op, r->compute, &why, &r->err));
             OK(zt_all_reduce(r->comm, bf, N, ZT_BF16, (enum zt_redop)op, r->compute, &why,
                              &r->err));
+            OK(zt_all_reduce(r->comm, hf, N, ZT_F16, (enum zt_redop)op, r->compute, &why, &r->err));
             OK(zt_all_reduce(r->comm, f32, N, ZT_F32, (enum zt_redop)op, r->compute, &why,
                              &r->err));
             for (int i = 0; i < N; i++) {
@@ -233,24 +294,29 @@ static int types(struct rank *r) {
                 int64_t b = (int64_t)z;
                 uint8_t c = (uint8_t)z;
                 volatile float d = bf16_value((uint16_t)(0x3f00 + (z & 0x80ff)));
+                volatile float h = (float)f16_value((uint16_t)(z & 0xb7ff));
                 float e = fleet_float(60, (uint64_t)i);
                 for (int j = 1; j < K; j++) {
                     z = fleet_random(50 + (uint64_t)j, (uint64_t)i);
                     float y = bf16_value((uint16_t)(0x3f00 + (z & 0x80ff)));
+                    float v = (float)f16_value((uint16_t)(z & 0xb7ff));
                     float w = fleet_float(60 + (uint64_t)j, (uint64_t)i);
                     if (op == ZT_SUM) {
                         a = (int32_t)((uint32_t)a + (uint32_t)z), b = (int64_t)((uint64_t)b + z);
-                        c = (uint8_t)(c + z), d = d + y;
+                        c = (uint8_t)(c + z), d = d + y, h = h + v;
                     } else if (op == ZT_MAX) {
                         a = (int32_t)z > a ? (int32_t)z : a, b = (int64_t)z > b ? (int64_t)z : b;
                         c = (uint8_t)z > c ? (uint8_t)z : c, d = y > d ? y : d, e = w > e ? w : e;
+                        h = v > h ? v : h;
                     } else {
                         a = (int32_t)z < a ? (int32_t)z : a, b = (int64_t)z < b ? (int64_t)z : b;
                         c = (uint8_t)z < c ? (uint8_t)z : c, d = y < d ? y : d, e = w < e ? w : e;
+                        h = v < h ? v : h;
                     }
                 }
                 CHECK(r, i32[i] == a && i64[i] == b && u8[i] == c);
                 CHECK(r, bf16_value(bf[i]) == bf16_value(bf16_nearest(d)));
+                CHECK(r, f16_value(hf[i]) == f16_value(f16_nearest((double)h)));
                 if (i == 5)
                     CHECK(r, isnan(f32[i])); /* a NaN of any rank reaches all */
                 else if (op != ZT_SUM)
@@ -258,20 +324,65 @@ static int types(struct rank *r) {
             }
         }
     }
-    /* fp16 moves but is not reduced; no average of integers */
+    /* no average of integers */
     uint16_t h[64] = {0};
     h[r->rank] = (uint16_t)(0x3c00 + r->rank);
     OK(zt_all_gather(r->comm, &h[r->rank], h, 1, ZT_F16, r->compute, &why, &r->err));
     for (int j = 0; j < K; j++) CHECK(r, h[j] == 0x3c00 + j);
-    CHECK(r, zt_all_reduce(r->comm, h, 8, ZT_F16, ZT_SUM, r->compute, &why, &r->err) == ZT_EINVAL);
+    CHECK(r, zt_all_reduce(r->comm, h, 4, ZT_I32, ZT_AVG, r->compute, &why, &r->err) == ZT_EINVAL);
     CHECK(r, strstr(r->err.msg, "all_reduce") && strstr(r->err.msg, "world") &&
                  strstr(r->err.msg, "h.0"));
-    CHECK(r, zt_all_reduce(r->comm, h, 4, ZT_I32, ZT_AVG, r->compute, &why, &r->err) == ZT_EINVAL);
     return 0;
 }
 Test(coll, types, .timeout = 300) {
     const int worlds[] = {1, 2, 3, 4};
     over_worlds(types, worlds, 4);
+}
+
+/* ---- an injected cost ---- */
+
+/* The cost lies inside the logged interval and changes no value; control traffic is free of it. */
+static int injected(struct rank *r) {
+    const struct zt_comm_inject delay = {7, 20000000, 0, 0}, cost = {0, 0, 3000000, 1000.0};
+    const struct zt_comm_inject hours = {0, 0, INT64_C(3600000000000), 0};
+    const struct zt_coll_why control = {NULL, "count", 9, true};
+    enum { N = 5000, ROUNDS = 20 };
+    static struct zt_coll_record rec[64];
+    int64_t waited = 0;
+    float *x = fleet_device(r, N * 4, 0);
+    struct zt_comm *g = NULL;
+    OK(zt_comm_split(r->comm, "dp_shard", (const int[]){0, 1, 2}, 3, &g, &r->err));
+    zt_comm_inject(r->comm, &delay);
+    for (int k = 0; k < ROUNDS; k++) {
+        for (int i = 0; i < N; i++) x[i] = fleet_float((uint64_t)(100 + r->rank), (uint64_t)i);
+        OK(zt_all_reduce(k % 2 ? g : r->comm, x, N, ZT_F32, ZT_SUM, k % 3 ? r->stream : NULL, &why,
+                         &r->err));
+        OK(r->ops->stream_sync(r->stream, &r->err));
+        for (int i = 0; i < N; i++) CHECK(r, same_bits(x[i], ordered(r, 1, (uint64_t)i, false)));
+    }
+    CHECK(r, zt_comm_log(r->comm, 0, rec, 64) == ROUNDS);
+    for (int k = 0; k < ROUNDS; k++) waited += rec[k].end_ns - rec[k].start_ns;
+    CHECK(r, waited >= ROUNDS * delay.max_delay_ns / 4); /* half on average; the seed is fixed */
+    zt_comm_inject(r->comm, &cost);
+    OK(zt_all_reduce(g, x, 3, ZT_F32, ZT_SUM, r->stream, &why, &r->err));
+    OK(zt_all_gather(g, x, x + 1000, 1000, ZT_F32, r->stream, &why, &r->err));
+    OK(r->ops->stream_sync(r->stream, &r->err));
+    CHECK(r, zt_comm_log(r->comm, ROUNDS, rec, 64) == 2);
+    for (int k = 0; k < 2; k++)
+        CHECK(r, rec[k].end_ns - rec[k].start_ns >= cost.alpha_ns + rec[k].sent_bytes * 1000);
+    CHECK(r, rec[1].sent_bytes == 8000);
+    zt_comm_inject(r->comm, &hours); /* neither of these takes hours */
+    OK(zt_all_reduce(g, x, N, ZT_F32, ZT_SUM, r->stream, &control, &r->err));
+    OK(r->ops->stream_sync(r->stream, &r->err));
+    zt_comm_inject(r->comm, NULL);
+    OK(zt_all_reduce(g, x, N, ZT_F32, ZT_SUM, r->stream, &why, &r->err));
+    OK(r->ops->stream_sync(r->stream, &r->err));
+    zt_comm_destroy(g);
+    return 0;
+}
+Test(coll, injected_cost, .timeout = 120) {
+    struct fleet f = {.world = 3, .body = injected};
+    cr_assert(fleet_ok(&f, 100));
 }
 
 /* ---- bad calls are refused by the rank that makes them, and nothing else happens ---- */
