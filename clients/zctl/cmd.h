@@ -12,6 +12,7 @@
 int zt_cmd_run(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
+int zt_cmd_explain(const struct zt_options *o);
 int zt_cmd_status(const struct zt_options *o);
 int zt_cmd_list(const struct zt_options *o);
 int zt_cmd_watch(const struct zt_options *o);
@@ -32,6 +33,10 @@ int zt_report_bare(int code, const struct zt_error *err);
 int zt_exit_of_state(const char *state);
 /* "FAILED: OOM_DEVICE: rank 1 ..." on one line, escaped, in `buf`. */
 const char *zt_state_line(const Zt__RunDetail *d, char *buf, size_t n);
+
+/* ---- explain.c, explain_mode.c, explain_run.c ---- */
+int zt_explain_mode(const struct zt_options *o); /* o->subject: a mode's name here or elsewhere, or "modes" */
+int zt_explain_run(const struct zt_options *o);  /* o->subject: a run */
 
 /* ---- submit.c: run files ---- */
 struct zt_run_file {

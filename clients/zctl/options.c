@@ -20,6 +20,11 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                          "Check a run file without a coordinator; problems are shown as "
                          "FILE:LINE:COLUMN: KEY: REASON.",
                          "zctl validate run.yaml --workers 8"},
+    [ZT_CMD_EXPLAIN] = {"explain", "MODE|RUN", true,
+                        "What a sharding mode holds, sends and when (ddp, zero1, zero2, zero3, fsdp, hsdp, the "
+                        "names of other programs; modes: all of them side by side). With a RUN: the collectives "
+                        "of one of its steps, in order and with the reason of each.",
+                        "zctl explain zero3 --shard 8 --recipe mixed16"},
     [ZT_CMD_STATUS] = {"status", "RUN", false, "What runs where and how far; with RUN, that run in detail.",
                        "zctl status quickstart"},
     [ZT_CMD_LIST] = {"list", NULL, false, "All runs, the newest first, ended ones too.",
@@ -52,13 +57,13 @@ static const struct { const char *name, *subject; bool needed; const char *help,
 enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
-    OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL
+    OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_WORKERS,
      "Number of workers; the degrees left out fill them."},
-    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE), OPT_SET,
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
      "Override a key of the run file; may be given again."},
     {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
@@ -69,7 +74,7 @@ static const struct zt_option rows[] = {
     {"--threads", 0, "N", ON(RUN), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
     {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3."},
-    {"--step", 0, "A:B", ON(METRICS), OPT_STEP, "Steps A to B; either may be left out."},
+    {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP, "Steps A to B; either may be left out."},
     {"--every", 0, "N", ON(METRICS), OPT_EVERY, "Only every Nth step."},
     {"--attempt", 0, "G", ON(LOGS), OPT_ATTEMPT, "Of generation G; default: the newest."},
     {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
@@ -77,6 +82,10 @@ static const struct zt_option rows[] = {
     {"--active", 0, NULL, ON(LIST), OPT_ACTIVE, "Only runs that have not ended."},
     {"--all", 0, NULL, ON(EVENTS), OPT_ALL, "Those of level debug too."},
     {"--interval", 0, "S", ON(WATCH), OPT_INTERVAL, "Seconds between looks; default 2."},
+    {"--shard", 0, "N", ON(EXPLAIN), OPT_SHARD, "Of a mode: figures for this shard degree; default 8."},
+    {"--replicate", 0, "N", ON(EXPLAIN), OPT_REPLICATE, "Of a mode: figures for so many replicas; default 1, hsdp 2."},
+    {"--recipe", 0, "NAME", ON(EXPLAIN), OPT_RECIPE, "Of a mode: figures of this precision recipe only."},
+    {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
      "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
     {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
@@ -263,6 +272,10 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_LIMIT: return count(r->name, v, 1 << 20, &o->limit, err);
     case OPT_ACTIVE: o->active = true; return 0;
     case OPT_ALL: o->all = true; return 0;
+    case OPT_SHARD: return count(r->name, v, 65536, &o->shard, err);
+    case OPT_REPLICATE: return count(r->name, v, 65536, &o->replicate, err);
+    case OPT_RECIPE: o->recipe = v; return 0;
+    case OPT_FILE: o->file = v; return 0;
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "option %s has no place", r->name);

@@ -10,8 +10,8 @@
 #include "core/error.h"
 
 enum zt_command {
-    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_STATUS, ZT_CMD_LIST, ZT_CMD_WATCH,
-    ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
+    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_EXPLAIN, ZT_CMD_STATUS,
+    ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
     ZT_CMD_WORKERS, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
 enum zt_format { ZT_FORMAT_TABLE = 0, ZT_FORMAT_JSON, ZT_FORMAT_JSONL, ZT_FORMAT_CSV };
@@ -22,7 +22,7 @@ enum zt_color { ZT_COLOR_AUTO = 0, ZT_COLOR_ALWAYS, ZT_COLOR_NEVER };
 
 struct zt_options {
     enum zt_command command;
-    const char *subject;          /* FILE, RUN or the command that help is about; NULL: not given */
+    const char *subject;          /* FILE, RUN, MODE or the command that help is about; NULL: not given */
     bool help;
     /* everywhere */
     const char *coord, *token_file, *state;
@@ -35,6 +35,9 @@ struct zt_options {
     const char *name;
     int workers;                  /* 0 = not given */
     bool follow, show;
+    /* explain */
+    const char *file, *recipe;    /* NULL: not given */
+    int shard, replicate;         /* 0 = not given */
     /* run */
     double memory_gib;            /* 0 = not given */
     int threads;
