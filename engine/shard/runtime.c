@@ -156,108 +156,24 @@ static int touch_progress(void *arg, struct zt_error *err) {
     return 0;
 }
 
-static int collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_event *e,
-                           struct zt_error *err) {
+int rt_collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_event *e,
+                       struct zt_error *err) {
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
     int rc = r->env.progress ? dev->submit(s, touch_progress, r, err) : 0;
     return rc ? rc : dev->event_record(e, s, err);
 }
 
 /* Orders `s` behind everything queued on compute so far, by event e: edges (1), (4), (5). */
-static int behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream *s,
-                          struct zt_error *err) {
+int rt_behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream *s,
+                      struct zt_error *err) {
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
     int rc = dev->event_record(e, zt_device_compute(r->env.device), err);
     return rc ? rc : dev->stream_wait_event(s, e, NULL, err);
 }
 
-/* Queues the all-gather of a group's whole parameters from the shards. */
-int rt_gather(struct zt_runtime *r, struct rt_group *g, const char *reason, struct zt_error *err) {
-    enum zt_dtype t = g->def->dtype;
-    struct zt_coll_why why = {g->def->name, reason, r->step, false};
-    int rc = 0;
-    if (!g->full) {
-        RT_TRY(zt_malloc(r->env.alloc, (size_t)g->def->elements * zt_dtype_size(t),
-                         zt_device_compute(r->env.device), ZT_TAG_PARAMETERS, g->def->name,
-                         &g->full, err));
-    }
-    const void *send =
-        g->full == g->store ? rt_at(g->store, r->shard_index * g->def->shard, t) : (char *)g->store;
-    RT_TRY(behind_compute(r, g->vacant, r->gather, err)); /* (4), (5) */
-    RT_TRY(zt_all_gather(r->env.dp_shard, send, g->full, g->def->shard, t, r->gather, &why, err));
-    RT_TRY(collective_done(r, r->gather, g->gathered, err));
-out:
-    return rc;
-}
-
-/* Queues the reduction of a group's gradients: in the shard group, then over the replicas. */
-static int reduce(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    enum zt_dtype t = r->recipe->grad;
-    struct zt_coll_why why = {g->def->name, "gradients of the window", r->step, false};
-    bool scatter = r->policy->reduce == ZT_REDUCE_SCATTER;
-    void *part = scatter ? rt_at(g->grad, g->own_from, t) : g->grad;
-    int64_t count = scatter ? g->own_count : g->def->elements;
-    int rc = 0;
-    if (r->policy->when == ZT_WHEN_EVERY_MICRO_STEP) why.reason = "gradients of the micro-step";
-    RT_TRY(behind_compute(r, g->ready, r->reduce, err)); /* (1) */
-    if (r->shard > 1) {
-        if (scatter)
-            RT_TRY(zt_reduce_scatter(r->env.dp_shard, g->grad, part, count, t, ZT_SUM, r->reduce,
-                                     &why, err));
-        else
-            RT_TRY(zt_all_reduce(r->env.dp_shard, part, count, t, ZT_SUM, r->reduce, &why, err));
-    }
-    if (r->replicate > 1)
-        RT_TRY(zt_all_reduce(r->env.dp_replicate, part, count, t, ZT_SUM, r->reduce, &why, err));
-    RT_TRY(collective_done(r, r->reduce, g->reduced, err));
-    g->in_flight = true;
-    r->launched[r->n_launched++] = (int)(g - r->groups);
-out:
-    return rc;
-}
-
-/* Adds a reduced micro-step into the gradient shard and lets the whole buffer go. */
-static int keep_shard(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    enum zt_dtype t = r->recipe->grad;
-    int rc = rt_gradient_own(r, g, err);
-    if (rc) return rc;
-    int64_t start = rt_now(r);
-    rc = r->env.ops->add(r->env.ctx, t, g->grad_own, g->grad_own, rt_at(g->grad, g->own_from, t),
-                         g->own_count, err);
-    rt_gradient_drop(r, g);
-    return rc ? rc : rt_interval(r, ZT_IV_UPDATE, "add gradients", start, err);
-}
-
-/* Edge (2) for every launched group, oldest first. */
-static int wait_launched(struct zt_runtime *r, struct zt_error *err) {
-    for (int i = 0; i < r->n_launched; i++) {
-        struct rt_group *g = &r->groups[r->launched[i]];
-        int rc = rt_compute_wait(r, g->reduced, err);
-        if (rc) return rc;
-        g->in_flight = false;
-        if (r->policy->shard_gradients && (rc = keep_shard(r, g, err))) return rc;
-    }
-    r->n_launched = 0;
-    return 0;
-}
-
-/* The last backward of the group's units in this micro-step is queued. */
-static int group_finished(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    int rc = 0;
-    bool now = r->policy->when == ZT_WHEN_EVERY_MICRO_STEP || r->last_micro;
-    if (!g->def->trainable || !now) return 0;
-    if (r->shard * r->replicate == 1) return r->policy->shard_gradients ? keep_shard(r, g, err) : 0;
-    /* Sharded gradients: one whole buffer in flight at a time bounds the memory. */
-    if (r->policy->shard_gradients) RT_TRY(wait_launched(r, err));
-    RT_TRY(reduce(r, g, err));
-    if (!r->env.spec->parallelism.overlap) RT_TRY(wait_launched(r, err));
-out:
-    return rc;
-}
-
 int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err) {
     ZT_ASSERT(r->in_window);
-    return wait_launched(r, err);
+    return rt_wait_launched(r, err);
 }
 
 /* ---- windows ---- */
@@ -296,37 +212,6 @@ int zt_runtime_eval_end(struct zt_runtime *r, struct zt_error *err) {
 
 /* ---- units ---- */
 
-static int acquire(struct zt_runtime *r, int unit, const char *reason, struct zt_error *err) {
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
-        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        int rc = 0;
-        if (g->full) continue;
-        if ((rc = rt_gather(r, g, reason, err)) ||
-            (rc = rt_compute_wait(r, g->gathered, err))) /* (3) */
-            return rc;
-    }
-    return 0;
-}
-
-/* Lets gathered copies go. A group shared by several units is gathered again for the next of them.
- */
-static void release(struct zt_runtime *r, int unit) {
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
-        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        if (g->full == g->store) continue;
-        zt_free(r->env.alloc, g->full);
-        g->full = NULL;
-    }
-}
-
-/* reshard_after_forward: the default keeps the root unit, zero3 reshards everything. */
-static bool kept_after_forward(const struct zt_runtime *r, int unit) {
-    const struct zt_spec *s = r->env.spec;
-    if (r->evaluating) return false;
-    if (s->parallelism.reshard == ZT_RESHARD_FALSE) return true;
-    return s->parallelism.reshard == ZT_RESHARD_DEFAULT && r->policy->mode != ZT_ZERO3 && unit == 0;
-}
-
 static void fill_view(struct zt_runtime *r, int unit, bool gradients, struct zt_unit_view *view) {
     const struct zt_unit_def *u = &r->env.table->units[unit];
     for (int t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) {
@@ -345,7 +230,7 @@ static int forward_begin(void *arg, int unit, struct zt_unit_view *view, struct 
     if (!r->in_window && !r->evaluating)
         return zt_fail(err, ZT_EINTERNAL, "forward of unit %d outside a window and an evaluation",
                        unit);
-    int rc = acquire(r, unit, r->evaluating ? "gather for evaluation" : "gather for forward", err);
+    int rc = rt_acquire(r, unit, r->evaluating ? "gather for evaluation" : "gather for forward", err);
     if (rc == 0) fill_view(r, unit, false, view);
     return rc;
 }
@@ -353,7 +238,7 @@ static int forward_begin(void *arg, int unit, struct zt_unit_view *view, struct 
 static int forward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_runtime *r = arg;
     (void)err;
-    if (!kept_after_forward(r, unit)) release(r, unit);
+    if (!rt_kept_after_forward(r, unit)) rt_release(r, unit);
     return 0;
 }
 
@@ -361,12 +246,12 @@ static int backward_begin(void *arg, int unit, struct zt_unit_view *view, struct
     struct zt_runtime *r = arg;
     if (!r->in_window)
         return zt_fail(err, ZT_EINTERNAL, "backward of unit %d outside a window", unit);
-    int rc = acquire(r, unit, "gather for backward: freed after forward", err);
+    int rc = rt_acquire(r, unit, "gather for backward: freed after forward", err);
     if (rc) return rc;
     for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
         /* Its buffer of the last micro-step may still be read by the reduce stream. */
-        if (g->in_flight && (rc = wait_launched(r, err))) return rc;
+        if (g->in_flight && (rc = rt_wait_launched(r, err))) return rc;
         if ((rc = rt_gradient_use(r, g, err))) return rc;
     }
     fill_view(r, unit, true, view);
@@ -375,17 +260,17 @@ static int backward_begin(void *arg, int unit, struct zt_unit_view *view, struct
 
 static int parameters_done(void *arg, int unit, struct zt_error *err) {
     (void)err;
-    release(arg, unit);
+    rt_release(arg, unit);
     return 0;
 }
 
 static int backward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_runtime *r = arg;
-    release(r, unit);
+    rt_release(r, unit);
     for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
         ZT_ASSERT(g->units_left > 0);
-        int rc = --g->units_left ? 0 : group_finished(r, g, err);
+        int rc = --g->units_left ? 0 : rt_group_finished(r, g, err);
         if (rc) return rc;
     }
     return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units,
- * edges), runtime_state.c (buffers, initial weights, hash) and runtime_update.c (norm, optimizer).
+ * edges), runtime_gather.c, runtime_reduce.c, runtime_state.c (lasting buffers, initial weights,
+ * hash) and runtime_update.c (norm, optimizer).
  * Private to engine/shard and its tests. */
 #ifndef ZT_ENGINE_RUNTIME_INT_H
 #define ZT_ENGINE_RUNTIME_INT_H
@@ -59,16 +60,36 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
 /* runtime_state.c */
 int rt_state_build(struct zt_runtime *r, struct zt_error *err);   /* groups, parameters, weights */
 int rt_state_moments(struct zt_runtime *r, struct zt_error *err); /* m, v (and master) */
+void rt_state_free(struct zt_runtime *r);
+int64_t rt_requested(int64_t elements, enum zt_dtype t); /* bytes of a buffer (D4) */
+/* A buffer of group g, named after both; its bytes are added to *account (NULL: nowhere). */
+int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, enum zt_dtype t,
+              enum zt_tag tag, const char *what, void *out_pointer, int64_t *account,
+              struct zt_error *err);
+
+/* runtime_gather.c */
+int rt_acquire(struct zt_runtime *r, int unit, const char *reason, struct zt_error *err);
+void rt_release(struct zt_runtime *r, int unit);
+bool rt_kept_after_forward(const struct zt_runtime *r, int unit);
+/* A group was stepped: sends the own part where every rank keeps it whole. _wait: all of them. */
+int rt_gather_updated(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
+int rt_gather_updated_wait(struct zt_runtime *r, struct zt_error *err);
+
+/* runtime_reduce.c */
 int rt_gradient_use(struct zt_runtime *r, struct rt_group *g,
                     struct zt_error *err); /* zeroed at first use */
-int rt_gradient_own(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
 void rt_gradient_drop(struct zt_runtime *r, struct rt_group *g);
-void rt_gradient_own_drop(struct zt_runtime *r, struct rt_group *g);
-void rt_state_free(struct zt_runtime *r);
+int rt_group_finished(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
+int rt_wait_launched(struct zt_runtime *r, struct zt_error *err);
+/* Gradient of the own elements after zt_runtime_wait_gradients, and its type; NULL: there is none. */
+void *rt_own_gradient(const struct zt_runtime *r, const struct rt_group *g, enum zt_dtype *t);
 
 /* runtime.c */
-int rt_gather(struct zt_runtime *r, struct rt_group *g, const char *reason, struct zt_error *err);
 int rt_compute_wait(struct zt_runtime *r, struct zt_event *e, struct zt_error *err);
+int rt_behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream *s,
+                      struct zt_error *err);
+int rt_collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_event *e,
+                       struct zt_error *err);
 int rt_interval(struct zt_runtime *r, enum zt_interval_kind k, const char *name, int64_t from,
                 struct zt_error *err);
 int64_t rt_now(const struct zt_runtime *r);

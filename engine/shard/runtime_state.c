@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/runtime_state.c: the buffers of a rank: parameters, moments, gradients; the initial
+/* engine/shard/runtime_state.c: the buffers of a rank that last: parameters, moments; the initial
  * weights; the parameter hash.
  *
  * One buffer per group and kind, from the allocator, under its tag. Which part of a group a rank
- * stores and which it owns (steps, counts, hashes) follows from the policy row alone. Gradients
- * appear at the unit's first backward of a window and go after the update. */
+ * stores and which it owns (steps, counts, hashes) follows from the policy row alone. */
 #include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,20 +14,20 @@
 #include "core/units.h"
 #include "engine/shard/runtime_int.h"
 
-static int64_t requested(int64_t elements, enum zt_dtype t) {
+int64_t rt_requested(int64_t elements, enum zt_dtype t) {
     return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(t), 512);
 }
 
-static int buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, enum zt_dtype t,
-                  enum zt_tag tag, const char *what, void *out_pointer, int64_t *account,
-                  struct zt_error *err) {
+int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, enum zt_dtype t,
+              enum zt_tag tag, const char *what, void *out_pointer, int64_t *account,
+              struct zt_error *err) {
     char name[64];
     void *p = NULL;
     snprintf(name, sizeof name, "%s %s", g->def->name, what);
     int rc = zt_malloc(r->env.alloc, (size_t)elements * zt_dtype_size(t),
                        zt_device_compute(r->env.device), tag, name, &p, err);
     if (rc) return rc;
-    *account += requested(elements, t);
+    if (account) *account += rt_requested(elements, t);
     memcpy(out_pointer, &p, sizeof p);
     return 0;
 }
@@ -97,7 +96,7 @@ int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
         if (build_runs(r, g))
             return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for group %s",
                            g->def->name);
-        int rc = buffer(r, g, g->store_count, g->def->dtype, ZT_TAG_PARAMETERS, "parameters",
+        int rc = rt_buffer(r, g, g->store_count, g->def->dtype, ZT_TAG_PARAMETERS, "parameters",
                         &g->store, &r->requested_p, err);
         if (rc) return rc;
         if (g->store_count == g->def->elements) g->full = g->store;
@@ -111,15 +110,15 @@ static int group_moments(struct zt_runtime *r, struct rt_group *g, struct zt_err
     enum zt_dtype t = r->recipe->moment;
     int rc = 0;
     if (r->recipe->has_master) {
-        RT_TRY(buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
+        RT_TRY(rt_buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
                       &r->requested_o, err));
         RT_TRY(ops->cast(r->env.ctx, g->master, ZT_F32,
                          rt_at(g->store, g->own_from - g->store_from, g->def->dtype), g->def->dtype,
                          g->own_count, err));
     }
-    RT_TRY(buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "m", &g->m, &r->requested_o, err));
+    RT_TRY(rt_buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "m", &g->m, &r->requested_o, err));
     RT_TRY(ops->fill(r->env.ctx, t, g->m, 0.0f, g->own_count, err));
-    RT_TRY(buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "v", &g->v, &r->requested_o, err));
+    RT_TRY(rt_buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "v", &g->v, &r->requested_o, err));
     RT_TRY(ops->fill(r->env.ctx, t, g->v, 0.0f, g->own_count, err));
 out:
     return rc;
@@ -134,49 +133,12 @@ int rt_state_moments(struct zt_runtime *r, struct zt_error *err) {
     return 0;
 }
 
-static int gradient_buffer(struct zt_runtime *r, struct rt_group *g, int64_t elements,
-                           const char *what, void **out, struct zt_error *err) {
-    int rc =
-        buffer(r, g, elements, r->recipe->grad, ZT_TAG_GRADIENTS, what, out, &r->requested_g, err);
-    if (rc) return rc;
-    if (r->requested_g > r->peak_g) r->peak_g = r->requested_g;
-    int64_t start = rt_now(r);
-    rc = r->env.ops->fill(r->env.ctx, r->recipe->grad, *out, 0.0f, elements, err);
-    return rc ? rc : rt_interval(r, ZT_IV_COMPUTE, "zero gradients", start, err);
-}
-
-int rt_gradient_use(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    if (g->grad || !g->def->trainable) return 0;
-    return gradient_buffer(r, g, g->def->elements, "gradients", &g->grad, err);
-}
-
-int rt_gradient_own(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    if (g->grad_own) return 0;
-    return gradient_buffer(r, g, g->own_count, "gradient shard", &g->grad_own, err);
-}
-
-static void drop(struct zt_runtime *r, void **p, int64_t elements) {
-    if (!*p) return;
-    zt_free(r->env.alloc, *p);
-    *p = NULL;
-    r->requested_g -= requested(elements, r->recipe->grad);
-}
-
-void rt_gradient_drop(struct zt_runtime *r, struct rt_group *g) {
-    drop(r, &g->grad, g->def->elements);
-}
-
-void rt_gradient_own_drop(struct zt_runtime *r, struct rt_group *g) {
-    drop(r, &g->grad_own, g->own_count);
-}
-
 void rt_state_free(struct zt_runtime *r) {
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
     for (int i = 0; r->groups && i < r->layout.n_groups; i++) {
         struct rt_group *g = &r->groups[i];
         if (!g->def) continue;
         rt_gradient_drop(r, g);
-        rt_gradient_own_drop(r, g);
         if (g->full != g->store) zt_free(r->env.alloc, g->full);
         zt_free(r->env.alloc, g->store);
         zt_free(r->env.alloc, g->master);

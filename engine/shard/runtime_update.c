@@ -11,19 +11,13 @@
 
 #include "engine/shard/runtime_int.h"
 
-/* Gradients of the own elements, however the policy keeps them. */
-static void *own_gradient(const struct zt_runtime *r, const struct rt_group *g) {
-    return r->policy->shard_gradients ? g->grad_own : rt_at(g->grad, g->own_from, r->recipe->grad);
-}
-
 static int squares_of(struct zt_runtime *r, struct rt_group *g, struct zt_fixsum *sum,
                       struct zt_error *err) {
-    enum zt_dtype t = r->recipe->grad;
-    bool have = r->policy->shard_gradients ? g->grad_own != NULL : g->grad != NULL;
-    if (!have)
+    enum zt_dtype t;
+    void *base = rt_own_gradient(r, g, &t);
+    if (!base)
         return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld: no backward ran",
                        g->def->name, (long long)r->step);
-    void *base = own_gradient(r, g);
     for (int i = 0; i < g->def->n_entries; i++) {
         const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
         struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
@@ -63,30 +57,18 @@ static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, doubl
     const struct zt_spec *s = r->env.spec;
     struct zt_optim_config c = {s->optimizer.beta1, s->optimizer.beta2, s->optimizer.eps,
                                 s->optimizer.weight_decay};
+    enum zt_dtype grad_dtype;
+    void *grad = rt_own_gradient(r, g, &grad_dtype);
     void *stored = rt_at(g->store, g->own_from - g->store_from, g->def->dtype);
     struct zt_optim_slice slice = {.value = g->master ? g->master : stored,
                                    .m = g->m,
                                    .v = g->v,
-                                   .grad = own_gradient(r, g),
-                                   .grad_dtype = r->recipe->grad,
+                                   .grad = grad,
+                                   .grad_dtype = grad_dtype,
                                    .param16 = g->master ? stored : NULL,
                                    .param_dtype = g->def->dtype};
     return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, clip, r->step,
                           err);
-}
-
-/* zero1, zero2: parameters are whole on every rank, each stepped its own part. */
-static int gather_updated(struct zt_runtime *r, struct zt_error *err) {
-    int rc;
-    if (r->policy->gather != ZT_GATHER_AFTER_UPDATE || r->shard == 1) return 0;
-    for (int i = 0; i < r->layout.n_groups; i++)
-        if (r->groups[i].def->trainable &&
-            (rc = rt_gather(r, &r->groups[i], "gather what was updated", err)))
-            return rc;
-    for (int i = 0; i < r->layout.n_groups; i++)
-        if (r->groups[i].def->trainable && (rc = rt_compute_wait(r, r->groups[i].gathered, err)))
-            return rc;
-    return 0;
 }
 
 int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err) {
@@ -104,14 +86,15 @@ int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct
                     (long long)r->step));
     RT_TRY(rt_state_moments(r, err));
     double clip = zt_clip_coefficient(*grad_norm, r->env.spec->optimizer.max_norm);
-    for (int i = 0; i < r->layout.n_groups; i++)
-        if (r->groups[i].def->trainable) RT_TRY(step_group(r, &r->groups[i], lr, clip, err));
-    RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
-    RT_TRY(gather_updated(r, err));
     for (int i = 0; i < r->layout.n_groups; i++) {
-        rt_gradient_drop(r, &r->groups[i]);
-        rt_gradient_own_drop(r, &r->groups[i]);
+        struct rt_group *g = &r->groups[i];
+        if (!g->def->trainable) continue;
+        RT_TRY(step_group(r, g, lr, clip, err));
+        RT_TRY(rt_gather_updated(r, g, err)); /* while the next groups are stepped */
     }
+    RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
+    RT_TRY(rt_gather_updated_wait(r, err));
+    for (int i = 0; i < r->layout.n_groups; i++) rt_gradient_drop(r, &r->groups[i]);
     r->in_window = false;
 out:
     return rc;
