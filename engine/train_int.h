@@ -77,7 +77,7 @@ struct zt_trainer {
     struct zt_dataset *train_set, *valid_set;
     struct zt_loader *loader;
     struct zt_model *model;
-    struct zt_comm *world, *tensor, *dp_shard, *dp_replicate, *control;
+    struct zt_comm *world, *tensor, *dp_shard, *dp_replicate, *reshard, *control;
     struct zt_runtime *runtime;
     struct zt_intervals intervals;
     struct zt_probe probe;

@@ -161,6 +161,22 @@ static int split(struct zt_trainer *t, enum zt_axis axis, const char *name, int 
     return rc;
 }
 
+/* reshard_after_forward: m: the m contiguous neighbours in the shard group. */
+static int split_reshard(struct zt_trainer *t, int *ranks, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    int m = s->parallelism.reshard_int;
+    if (s->parallelism.reshard != ZT_RESHARD_INT || m <= 1 || m >= t->mesh.shard) return 0;
+    if (t->mesh.shard % m)
+        return zt_fail(err, ZT_EINVAL,
+                       "parallelism.reshard_after_forward: %d does not divide the shard degree %d",
+                       m, t->mesh.shard);
+    zt_mesh_group(t->mesh, ZT_AXIS_SHARD, t->config->rank, ranks);
+    int first = zt_mesh_coords(t->mesh, t->config->rank).shard / m * m;
+    int rc = zt_comm_split(t->dp_shard, "dp_reshard", ranks + first, m, &t->reshard, err);
+    if (rc == 0) zt_comm_set_timeout(t->reshard, s->comm.train_timeout_seconds);
+    return rc;
+}
+
 static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_train_config *c = t->config;
     struct zt_comm_id id = {{0}};
@@ -180,6 +196,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     if (c->progress) zt_comm_watch(t->world, &c->progress->held_by);
     TRY(split(t, ZT_AXIS_TENSOR, "tensor", ranks, &t->tensor, err));
     TRY(split(t, ZT_AXIS_SHARD, "dp_shard", ranks, &t->dp_shard, err));
+    TRY(split_reshard(t, ranks, err));
     TRY(split(t, ZT_AXIS_REPLICATE, "dp_replicate", ranks, &t->dp_replicate, err));
     TRY(split(t, ZT_AXIS_WORLD, "control", ranks, &t->control, err));
     zt_comm_set_timeout(t->world, t->spec->comm.train_timeout_seconds);
@@ -309,6 +326,7 @@ static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
                                  .world = t->world,
                                  .dp_shard = t->dp_shard,
                                  .dp_replicate = t->dp_replicate,
+                                 .reshard = t->reshard,
                                  .control = t->control,
                                  .intervals = &t->intervals,
                                  .progress = t->config->progress};
@@ -348,6 +366,7 @@ void zt_trainer_close(struct zt_trainer *t, bool failed) {
     zt_model_destroy(t->model);
     if (t->control) zt_comm_destroy(t->control);
     if (t->dp_replicate) zt_comm_destroy(t->dp_replicate);
+    if (t->reshard) zt_comm_destroy(t->reshard);
     if (t->dp_shard) zt_comm_destroy(t->dp_shard);
     if (t->tensor) zt_comm_destroy(t->tensor);
     if (t->world) zt_comm_destroy(t->world);

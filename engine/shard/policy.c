@@ -9,10 +9,10 @@
 static const struct zt_policy table[ZT_MODE_COUNT] = {
     /* mode, shard P G O, gather, reduce, when, in this version */
     {ZT_DDP, false, false, false, ZT_GATHER_NEVER, ZT_REDUCE_ALL, ZT_WHEN_WINDOW_END, true},
-    {ZT_ZERO1, false, false, true, ZT_GATHER_AFTER_UPDATE, ZT_REDUCE_SCATTER, ZT_WHEN_WINDOW_END, false},
-    {ZT_ZERO2, false, true, true, ZT_GATHER_AFTER_UPDATE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, false},
-    {ZT_ZERO3, true, true, true, ZT_GATHER_BEFORE_USE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, false},
-    {ZT_FSDP, true, true, true, ZT_GATHER_BEFORE_USE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, false},
+    {ZT_ZERO1, false, false, true, ZT_GATHER_AFTER_UPDATE, ZT_REDUCE_SCATTER, ZT_WHEN_WINDOW_END, true},
+    {ZT_ZERO2, false, true, true, ZT_GATHER_AFTER_UPDATE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, true},
+    {ZT_ZERO3, true, true, true, ZT_GATHER_BEFORE_USE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, true},
+    {ZT_FSDP, true, true, true, ZT_GATHER_BEFORE_USE, ZT_REDUCE_SCATTER, ZT_WHEN_EVERY_MICRO_STEP, true},
 };
 /* clang-format on */
 

@@ -104,8 +104,8 @@ out:
 
 /* Records hold a copy of the group's name; intervals want a string that lives on. */
 static const char *group_name(const char *name) {
-    static const char *const names[] = {"dp_shard", "dp_replicate", "tensor",
-                                        "dp",       "control",      "world"};
+    static const char *const names[] = {"dp_shard", "dp_replicate", "dp_reshard",
+                                        "tensor",   "control",      "world"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return names[i];
     return "other";
