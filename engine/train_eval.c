@@ -7,18 +7,6 @@
 
 #include "engine/train_int.h"
 
-/* The unit calls of one forward, without a model. */
-static int walk_units(struct zt_trainer *t, const struct zt_unit_source *s, struct zt_error *err) {
-    struct zt_unit_view v;
-    struct zt_model_walk w;
-    int rc = zt_model_walk_build(&t->table, &w, err);
-    for (int i = 0; i < w.n_forward && rc == 0; i++)
-        if ((rc = s->forward_begin(s->arg, w.forward[i], &v, err)) == 0)
-            rc = s->forward_end(s->arg, w.forward[i], err);
-    zt_model_walk_free(&w);
-    return rc;
-}
-
 /* Rows [first, first + n) of this rank: reads them into the window's first micro-batch. */
 static int read_rows(struct zt_trainer *t, int64_t first, int64_t n, int32_t *line,
                      struct zt_error *err) {
@@ -39,7 +27,6 @@ static int one_batch(struct zt_trainer *t, const struct zt_unit_source *s, int64
     struct zt_batch b = {t->tokens, t->targets, n, t->spec->training.seq_len};
     size_t bytes = (size_t)(n * b.T) * sizeof *t->tokens;
     int rc = 0;
-    if (n == 0) return walk_units(t, s, err);
     TRY(read_rows(t, first, n, line, err));
     TRY(dev->copy(compute, t->tokens, t->window.tokens, bytes, err));
     TRY(dev->copy(compute, t->targets, t->window.targets, bytes, err));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/model/model.c: the family-independent part: one micro-batch from tokens to loss and
- * gradients, and the layers that every family uses. Memory and thread rules: engine/model/model.h. */
+ * gradients, and the layers that every family uses. Memory and thread rules: engine/model/model.h.
+ */
 #include "engine/model/model_int.h"
 
 #include <stdio.h>
@@ -15,29 +16,30 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "model.family: llama is not in this version; use a gpt2 preset");
     if (env->compute != ZT_F32)
-        return zt_fail(err, ZT_EUNSUPPORTED, "model: compute type %s is not in this version; use fp32",
-                       zt_dtype_name(env->compute));
-    if (table->n_units != table->config.layers + 1)
         return zt_fail(err, ZT_EUNSUPPORTED,
-                       "parallelism.wrap: only block is in this version; leave it out");
+                       "model: compute type %s is not in this version; use fp32",
+                       zt_dtype_name(env->compute));
     struct zt_model *m = calloc(1, sizeof *m);
     if (m == NULL) return zt_fail(err, ZT_ENOMEM, "model: out of host memory");
     m->table = table;
     m->env = *env;
     m->family = &zt_gpt2_impl;
-    int rc = m->family->create(m, err);
-    if (rc != 0) {
+    int rc = zt_model_walk_build(table, &m->walk, err);
+    if (rc == 0) rc = m->family->create(m, err);
+    if (rc == 0)
+        *out = m;
+    else {
+        zt_model_walk_free(&m->walk);
         free(m);
-        return rc;
     }
-    *out = m;
-    return 0;
+    return rc;
 }
 
 void zt_model_destroy(struct zt_model *m) {
     if (m == NULL) return;
     m->family->release(m);
     m->family->destroy(m);
+    zt_model_walk_free(&m->walk);
     free(m);
 }
 
@@ -51,7 +53,8 @@ void zt_model_set_trace(struct zt_model *m,
 
 static int check_batch(const struct zt_model *m, const struct zt_batch *b, struct zt_error *err) {
     if (b->B < 1 || b->T < 1)
-        return zt_fail(err, ZT_EINVAL, "model: a batch of %lld x %lld tokens has nothing to compute",
+        return zt_fail(err, ZT_EINVAL,
+                       "model: a batch of %lld x %lld tokens has nothing to compute",
                        (long long)b->B, (long long)b->T);
     if (b->T > m->table->config.seq_len_max)
         return zt_fail(err, ZT_EINVAL,
@@ -67,7 +70,8 @@ static int loss_in_place(struct zt_model *m, const struct zt_batch *b, void *log
     const struct zt_ops *ops = m->env.ops;
     int64_t rows = b->B * b->T;
     void *losses = NULL;
-    int rc = zt_model_buffer(m, rows, 1, ZT_F32, ZT_TAG_TEMPORARY, "token losses", -1, &losses, err);
+    int rc =
+        zt_model_buffer(m, rows, 1, ZT_F32, ZT_TAG_TEMPORARY, "token losses", -1, &losses, err);
     if (rc != 0) return rc;
     zt_model_segment_begin(m);
     rc = ops->cross_entropy(m->env.ctx, m->env.compute, logits, losses, b->targets, rows,
@@ -80,14 +84,26 @@ static int loss_in_place(struct zt_model *m, const struct zt_batch *b, void *log
     return 0;
 }
 
+/* The unit calls of one forward, nothing computed. */
+static int ask_for_units(struct zt_model *m, const struct zt_unit_source *src,
+                         struct zt_error *err) {
+    struct zt_unit_view v;
+    int rc = 0;
+    for (int i = 0; i < m->walk.n_forward && rc == 0; i++)
+        if ((rc = src->forward_begin(src->arg, m->walk.forward[i], &v, err)) == 0)
+            rc = src->forward_end(src->arg, m->walk.forward[i], err);
+    return rc;
+}
+
 int zt_model_step(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                   float loss_scale, bool backward, bool eval, struct zt_fixsum *loss_sum,
                   int64_t *valid, struct zt_error *err) {
     ZT_ASSERT(!(backward && eval));
+    zt_ledger_set_phase(m->env.ledger, eval ? ZT_PHASE_EVAL : ZT_PHASE_FORWARD);
+    if (eval && b->B == 0) return ask_for_units(m, src, err);
     int rc = check_batch(m, b, err);
     if (rc != 0) return rc;
     void *logits = NULL;
-    zt_ledger_set_phase(m->env.ledger, eval ? ZT_PHASE_EVAL : ZT_PHASE_FORWARD);
     rc = m->family->forward(m, src, b, backward, &logits, err);
     if (rc == 0) rc = loss_in_place(m, b, logits, loss_scale, backward, loss_sum, valid, err);
     if (rc == 0 && backward) {
@@ -109,8 +125,8 @@ int zt_model_logits(struct zt_model *m, const struct zt_unit_source *src, const 
     zt_ledger_set_phase(m->env.ledger, ZT_PHASE_EVAL);
     rc = m->family->forward(m, src, b, false, &own, err);
     if (rc == 0) {
-        size_t bytes = (size_t)(b->B * b->T * m->table->config.vocab_size) *
-                       zt_dtype_size(m->env.compute);
+        size_t bytes =
+            (size_t)(b->B * b->T * m->table->config.vocab_size) * zt_dtype_size(m->env.compute);
         rc = m->env.ops->copy(m->env.ctx, logits, own, bytes, err);
     }
     zt_free(m->env.alloc, own);
@@ -119,13 +135,14 @@ int zt_model_logits(struct zt_model *m, const struct zt_unit_source *src, const 
 }
 
 int zt_model_buffer(struct zt_model *m, int64_t rows, int64_t columns, enum zt_dtype t,
-                    enum zt_tag tag, const char *what, int block, void **out, struct zt_error *err) {
+                    enum zt_tag tag, const char *what, int block, void **out,
+                    struct zt_error *err) {
     char name[64];
     size_t elements, bytes;
     if (!zt_mul_size((size_t)rows, (size_t)columns, &elements) ||
         !zt_mul_size(elements, zt_dtype_size(t), &bytes))
-        return zt_fail(err, ZT_EINVAL, "model: %s of %lld x %lld does not fit an address space", what,
-                       (long long)rows, (long long)columns);
+        return zt_fail(err, ZT_EINVAL, "model: %s of %lld x %lld does not fit an address space",
+                       what, (long long)rows, (long long)columns);
     if (block >= 0)
         snprintf(name, sizeof name, "block %d: %s", block, what);
     else
@@ -159,7 +176,8 @@ static int gemm(struct zt_model *m, enum zt_gemm_op op, int64_t M, int64_t N, in
     int rc = zt_malloc(m->env.alloc, bytes, zt_device_compute(m->env.device), ZT_TAG_TEMPORARY,
                        "gemm workspace", &workspace, err);
     if (rc != 0) return rc;
-    rc = ops->gemm(m->env.ctx, op, M, N, K, m->env.compute, a, b, bias, c, accumulate, workspace, err);
+    rc = ops->gemm(m->env.ctx, op, M, N, K, m->env.compute, a, b, bias, c, accumulate, workspace,
+                   err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }
@@ -196,8 +214,8 @@ int zt_norm_backward(struct zt_model *m, int64_t rows, int64_t width, const void
                        zt_device_compute(m->env.device), ZT_TAG_TEMPORARY, "norm workspace",
                        &workspace, err);
     if (rc != 0) return rc;
-    rc = ops->layernorm_backward(m->env.ctx, m->env.compute, dx, dw, db, dout, in, weight, mean, rstd,
-                                 rows, width, accumulate, workspace, err);
+    rc = ops->layernorm_backward(m->env.ctx, m->env.compute, dx, dw, db, dout, in, weight, mean,
+                                 rstd, rows, width, accumulate, workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }

@@ -17,14 +17,16 @@
  * compute type, gradients of its gradient type. */
 struct zt_unit_view { void *const *param; void *const *grad; };
 
-/* The runtime's side. Called in this order for a tied GPT-2 of L blocks and one micro-batch:
- *   forward_begin(0) embedding forward_end(0), forward_begin(1) block forward_end(1), ... (L),
+/* The runtime's side. Called in this order for a tied GPT-2 of units 0..U and one micro-batch:
+ *   forward_begin(0) embedding forward_end(0), forward_begin(1) blocks forward_end(1), ... (U),
  *   forward_begin(0) final norm + head forward_end(0);
- *   backward_begin(0) head + final norm, backward_begin(L) block backward_end(L), ..., (1),
+ *   backward_begin(0) head + final norm, backward_begin(U) blocks backward_end(U), ..., (1),
  *   embedding, backward_end(0).
- * zt_model_walk (core/model.h) gives this order for every table: a source may rely on it to fetch
- * ahead. begin fills *view and returns when the pointers are ready; backward_begin also provides
- * gradient buffers (zeroed at the window's first use). grad[i] = NULL: frozen, not wanted.
+ * Backward ends at the lowest unit that trains. With frozen embeddings backward_end(0) follows the
+ * final norm. zt_model_walk (core/model.h) gives the order of the begins for every table: a source may
+ * rely on it to fetch ahead. begin fills *view and returns when the pointers are ready; backward_begin
+ * also provides gradient buffers (zeroed at the window's first use); those of frozen tensors are not
+ * looked at.
  * parameters_done, between backward_begin and backward_end: the unit's parameters (not its
  * gradients) are needed no more; called where the unit stays open after that (the tied root, open
  * until the embedding's gradient is in). */
@@ -47,6 +49,7 @@ struct zt_model_env {
 /* One micro-batch: tokens and targets are device pointers [B*T] int32, targets -1 = not counted. */
 struct zt_batch { const int32_t *tokens, *targets; int64_t B, T; };
 
+/* The table stays as it is while the model lives: what is frozen decides what is computed and saved. */
 int zt_model_create(const struct zt_model_table *table, const struct zt_model_env *env,
                     struct zt_model **out, struct zt_error *err);
 void zt_model_destroy(struct zt_model *m);
@@ -54,7 +57,8 @@ void zt_model_destroy(struct zt_model *m);
 /* Forward, loss and (when backward) gradients scaled by loss_scale: the loss whose gradient is taken
  * is loss_scale * sum over valid tokens of -log p. Adds the token losses to *loss_sum and the valid
  * tokens to *valid. Sets the ledger phases forward and backward itself (eval = true: phase eval, no
- * saved activations). */
+ * saved activations). In evaluation a batch of no rows (B = 0) asks for the same units in the same
+ * order and computes nothing: a rank that has run out of rows keeps in step with the others. */
 int zt_model_step(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                   float loss_scale, bool backward, bool eval, struct zt_fixsum *loss_sum,
                   int64_t *valid, struct zt_error *err);

@@ -22,6 +22,7 @@ extern const struct zt_family_impl zt_gpt2_impl;
 
 struct zt_model {
     const struct zt_model_table *table;
+    struct zt_model_walk walk;
     struct zt_model_env env;
     const struct zt_family_impl *family;
     void *state;
