@@ -26,6 +26,7 @@ int main(int argc, char **argv) {
     const struct zt_ops *ops = zt_ops_cpu();
     float *p = filled(x, n, 1.0f), *m = filled(x, n, 0), *v = filled(x, n, 0),
           *g = filled(x, n, 0.25f);
+    const struct zt_adamw_buffers b = {.param = p, .m = m, .v = v, .grad = g};
     struct zt_adamw_params a = {
         .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1};
     double update[1000], norm[1000];
@@ -34,8 +35,7 @@ int main(int argc, char **argv) {
         if (i == 0) load = bench_load_now();
         a.step++;
         double t0 = bench_now();
-        if (ops->adamw(x, p, m, v, g, ZT_F32, NULL, ZT_BF16, n, &a, &err) != 0)
-            bench_fail("adamw", err.msg);
+        if (ops->adamw(x, &b, n, &a, &err) != 0) bench_fail("adamw", err.msg);
         double t1 = bench_now();
         struct zt_fixsum s;
         zt_fixsum_zero(&s);

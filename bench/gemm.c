@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
     for (int64_t i = -2; i < repeat; i++) {
         if (i == 0) load = bench_load_now();
         double t0 = bench_now();
-        if (ops->gemm(x, op, m, n, k, ZT_F32, a, b, NULL, c, false, work, &err) != 0)
+        if (ops->gemm(x, op, m, n, k, ZT_F32, a, b, NULL, c, ZT_F32, false, work, &err) != 0)
             bench_fail("gemm", err.msg);
         if (i >= 0) t[i] = bench_now() - t0;
     }

@@ -8,8 +8,10 @@
  *
  * Letters: B batch, T sequence, N = B*T rows, C width, V vocabulary (padded width given apart),
  * H heads, D head width, F feed-forward width. Matrices are row-major. All pointers are device
- * pointers of `dtype`; statistics, losses and log-sum-exps are always fp32. A dtype that an operator
- * does not have answers ZT_EUNSUPPORTED, never something else. Thread rule: one caller at a time
+ * pointers of `t`; gradients of parameters are of `gt`, which is t or fp32; statistics, losses and
+ * log-sum-exps are always fp32. Arithmetic and sums are fp32 whatever the types: an operand is
+ * widened exactly, a result is rounded once, to nearest even. A dtype that an operator does
+ * not have answers ZT_EUNSUPPORTED, never something else. Thread rule: one caller at a time
  * per zt_ops_ctx (the compute stream); the context's pool works underneath. */
 #ifndef ZT_KERNELS_OPS_H
 #define ZT_KERNELS_OPS_H
@@ -32,33 +34,60 @@ struct zt_adamw_params {
     double lr, beta1, beta2, eps, weight_decay;
     int64_t step;      /* t, from 1 */
     double grad_scale; /* clip coefficient, multiplied into g (1.0 = none) */
+    /* Stochastic rounding of what is stored in bf16 (D10): keyed by seed, step and tensor; `first` is
+     * the logical index of element 0 in its tensor. Else nearest even. */
+    bool stochastic;
+    uint64_t seed;
+    uint32_t tensor;
+    uint64_t first;
+};
+
+/* What AdamW reads and writes, n elements each. One of
+ *   param fp32, no master;
+ *   param bf16 or fp16 beside an fp32 master: the master is stepped, param gets its nearest-even copy;
+ *   param bf16, no master: stepped in fp32 from the bf16 value and rounded once.
+ * Moments fp32 or bf16; a gradient of any float type. All arithmetic is fp32. */
+struct zt_adamw_buffers {
+    void *param;
+    enum zt_dtype param_type;
+    float *master; /* NULL: param is the authoritative value */
+    void *m, *v;
+    enum zt_dtype moment_type;
+    const void *grad;
+    enum zt_dtype grad_type;
 };
 
 struct zt_ops {
     const char *device; /* "cpu", "cuda", "sim" */
 
-    /* One GEMM interface. accumulate: C += ..., where the old C enters the sum is the library's choice
+    /* One GEMM interface. t: type of A, B and the bias; ct: type of C, t or fp32 (the fp32 gradient of
+     * 16-bit operands). accumulate: C += ..., where the old C enters the sum is the library's choice
      * (fixed by the shape; adding to zeros gives what writing gives); bias only with FWD, may be NULL.
      * workspace holds the packed weights of FWD and DX (gemm_workspace bytes; 0 for DW and for heads,
      * N or K >= 8192). NULL workspace: plain weights, slower. lda etc. are dense. */
     size_t (*gemm_workspace)(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t);
     int (*gemm)(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *Bm, const void *bias, void *Cm,
-                bool accumulate, void *workspace, struct zt_error *err);
+                enum zt_dtype ct, bool accumulate, void *workspace, struct zt_error *err);
 
     /* db[C] (+)= column sums of dy[N,C] */
     size_t (*bias_backward_workspace)(int64_t N, int64_t C);
-    int (*bias_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *db, const void *dy, int64_t N,
-                         int64_t C, bool accumulate, void *workspace, struct zt_error *err);
+    int (*bias_backward)(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
+                         const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
+                         struct zt_error *err);
 
     /* out[B*T,C] = wte[token] + wpe[position] (wpe NULL: no positions) */
     int (*embedding_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const int32_t *tokens,
                              const void *wte, const void *wpe, int64_t B, int64_t T, int64_t C,
                              int64_t V, struct zt_error *err);
-    /* dwte[V,C] += , dwpe[T..,C] +=; additions in token order, so bits do not depend on threads */
-    int (*embedding_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dwte, void *dwpe,
-                              const void *dout, const int32_t *tokens, int64_t B, int64_t T,
-                              int64_t C, int64_t V, struct zt_error *err);
+    /* dwte[V,C] += , dwpe[T..,C] +=, either may be NULL; additions in token order, so bits do not
+     * depend on threads. The workspace (N = B*T rows) orders the tokens of a 16-bit gradient, whose
+     * rows are summed in fp32 and rounded once; none for an fp32 one. */
+    size_t (*embedding_backward_workspace)(int64_t N, enum zt_dtype gt);
+    int (*embedding_backward)(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
+                              void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
+                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              struct zt_error *err);
 
     /* LayerNorm over the last dimension; residual != NULL: first sum = in + residual (written to
      * `sum`, which later layers read), then normalise it. mean, rstd [N] fp32. */
@@ -67,11 +96,12 @@ struct zt_ops {
                              const void *weight, const void *bias, int64_t N, int64_t C, double eps,
                              struct zt_error *err);
     size_t (*layernorm_backward_workspace)(int64_t N, int64_t C);
-    /* dx = or += (accumulate_dx) ; dweight, dbias += */
-    int (*layernorm_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, void *dweight,
-                              void *dbias, const void *dout, const void *in, const void *weight,
-                              const float *mean, const float *rstd, int64_t N, int64_t C,
-                              bool accumulate_dx, void *workspace, struct zt_error *err);
+    /* dx = or += (accumulate_dx) ; dweight, dbias +=, either may be NULL */
+    int (*layernorm_backward)(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                              void *dweight, void *dbias, const void *dout, const void *in,
+                              const void *weight, const float *mean, const float *rstd, int64_t N,
+                              int64_t C, bool accumulate_dx, void *workspace,
+                              struct zt_error *err);
 
     /* GELU, tanh form. n elements. dx may alias dout. */
     int (*gelu_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
@@ -99,10 +129,9 @@ struct zt_ops {
                          const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
                          struct zt_error *err);
 
-    /* AdamW, T-ADAM's order; p, m, v fp32 (master when param16 != NULL, which gets the rounded copy). */
-    int (*adamw)(struct zt_ops_ctx *x, float *p, float *m, float *v, const void *g, enum zt_dtype gt,
-                 void *param16, enum zt_dtype pt, int64_t n, const struct zt_adamw_params *a,
-                 struct zt_error *err);
+    /* AdamW, T-ADAM's order */
+    int (*adamw)(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,
+                 const struct zt_adamw_params *a, struct zt_error *err);
 
     /* s += sum of squares (or of values) of n elements, exact and order-independent (D44) */
     int (*sum_squares)(struct zt_ops_ctx *x, enum zt_dtype t, const void *g, int64_t n,
@@ -118,8 +147,18 @@ struct zt_ops {
     int (*fill)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float value, int64_t n,
                 struct zt_error *err);
     int (*copy)(struct zt_ops_ctx *x, void *dst, const void *src, size_t bytes, struct zt_error *err);
+    /* between fp32, bf16 and fp16, to nearest even */
     int (*cast)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src, enum zt_dtype st,
                 int64_t n, struct zt_error *err);
+    /* dst = dst + src, added in fp32 and rounded once; any two of fp32, bf16, fp16 */
+    int (*accumulate)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
+                      enum zt_dtype st, int64_t n, struct zt_error *err);
+    /* bf16 from fp32, up with the probability of the part that is cut off: 16 random bits are added
+     * and the low half is cleared. NaN and infinity stay. `first` is the logical index of element 0
+     * (D10), so any cut of a tensor draws the same. */
+    int (*round_stochastic)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
+                            int64_t n, uint64_t seed, uint32_t step, uint32_t tensor, uint64_t first,
+                            struct zt_error *err);
     /* Fills n elements of a logical tensor from logical index `first`: N(0, std) by Philox (D10). */
     int (*fill_normal)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed, uint32_t tensor,
                        uint64_t first, int64_t n, double std, struct zt_error *err);
@@ -133,5 +172,8 @@ void zt_ops_cpu_destroy(struct zt_ops_ctx *x);
 const struct zt_ops *zt_ops_cpu(void);
 /* e.g. "avx512, oneDNN 2.6.3 brg:avx512_core, 2 threads, gemm rule 1": recorded by the coordinator. */
 const char *zt_ops_cpu_describe(const struct zt_ops_ctx *x);
+/* What a GEMM on operands of type t computes in, e.g. "bf16, fp32 sums" or "fp32 (bf16 emulated)";
+ * NULL for a type it does not take. */
+const char *zt_ops_cpu_compute(const struct zt_ops_ctx *x, enum zt_dtype t);
 
 #endif

@@ -74,8 +74,8 @@ struct gemm {
 
 static void run_gemm(void *arg) {
     const struct gemm *g = arg;
-    must(ops->gemm(ctx, g->op, g->M, g->N, g->K, ZT_F32, g->A, g->B, NULL, g->C, false, g->work,
-                   &err));
+    must(ops->gemm(ctx, g->op, g->M, g->N, g->K, ZT_F32, g->A, g->B, NULL, g->C, ZT_F32, false,
+                   g->work, &err));
 }
 
 static void bench_gemm(int64_t rows, int64_t out, int64_t in) {
@@ -146,12 +146,12 @@ static void run_layernorm(void *arg) {
 }
 static void run_layernorm_backward(void *arg) {
     const struct rows *r = arg;
-    must(ops->layernorm_backward(ctx, ZT_F32, r->b, r->w + r->C, r->w + 2 * r->C, r->c, r->a, r->w,
-                                 r->mean, r->rstd, r->N, r->C, false, r->work, &err));
+    must(ops->layernorm_backward(ctx, ZT_F32, ZT_F32, r->b, r->w + r->C, r->w + 2 * r->C, r->c,
+                                 r->a, r->w, r->mean, r->rstd, r->N, r->C, false, r->work, &err));
 }
 static void run_bias(void *arg) {
     const struct rows *r = arg;
-    must(ops->bias_backward(ctx, ZT_F32, r->w, r->a, r->N, r->C, false, r->work, &err));
+    must(ops->bias_backward(ctx, ZT_F32, ZT_F32, r->w, r->a, r->N, r->C, false, r->work, &err));
 }
 static void run_cross_entropy(void *arg) {
     const struct rows *r = arg;
@@ -177,8 +177,15 @@ struct optim {
 
 static void run_adamw(void *arg) {
     const struct optim *o = arg;
-    const struct zt_adamw_params a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1.0};
-    must(ops->adamw(ctx, o->p, o->m, o->v, o->g, ZT_F32, NULL, ZT_F32, o->n, &a, &err));
+    const struct zt_adamw_params a = {.lr = 1e-3,
+                                      .beta1 = 0.9,
+                                      .beta2 = 0.95,
+                                      .eps = 1e-8,
+                                      .weight_decay = 0.1,
+                                      .step = 1,
+                                      .grad_scale = 1.0};
+    const struct zt_adamw_buffers b = {.param = o->p, .m = o->m, .v = o->v, .grad = o->g};
+    must(ops->adamw(ctx, &b, o->n, &a, &err));
 }
 static void run_sum_squares(void *arg) {
     const struct optim *o = arg;

@@ -436,11 +436,20 @@ out:
 static int backward_embedding(struct zt_model *m, const struct zt_batch *b,
                               const struct zt_unit_view *v, struct zt_error *err) {
     const struct zt_model_config *c = &m->table->config;
+    const struct zt_ops *ops = m->env.ops;
+    const size_t bytes = ops->embedding_backward_workspace(b->B * b->T, m->env.grad);
     struct gpt2 *g = m->state;
+    void *workspace = NULL;
+    int rc = 0;
     zt_model_segment_begin(m);
-    int rc = m->env.ops->embedding_backward(m->env.ctx, m->env.compute, gradient(m, 0, v, WTE),
-                                            gradient(m, 0, v, WPE), g->dstream, b->tokens, b->B,
-                                            b->T, c->dim, c->vocab_size, err);
+    if (bytes > 0)
+        rc = zt_malloc(m->env.alloc, bytes, zt_device_compute(m->env.device), ZT_TAG_TEMPORARY,
+                       "embedding workspace", &workspace, err);
+    if (rc == 0)
+        rc = ops->embedding_backward(m->env.ctx, m->env.compute, m->env.grad,
+                                     gradient(m, 0, v, WTE), gradient(m, 0, v, WPE), g->dstream,
+                                     b->tokens, b->B, b->T, c->dim, c->vocab_size, workspace, err);
+    zt_free(m->env.alloc, workspace);
     zt_model_segment_end(m, "embedding backward", 0);
     return rc;
 }

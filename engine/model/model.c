@@ -176,8 +176,9 @@ static int gemm(struct zt_model *m, enum zt_gemm_op op, int64_t M, int64_t N, in
     int rc = zt_malloc(m->env.alloc, bytes, zt_device_compute(m->env.device), ZT_TAG_TEMPORARY,
                        "gemm workspace", &workspace, err);
     if (rc != 0) return rc;
-    rc = ops->gemm(m->env.ctx, op, M, N, K, m->env.compute, a, b, bias, c, accumulate, workspace,
-                   err);
+    enum zt_dtype ct = op == ZT_GEMM_DW ? m->env.grad : m->env.compute;
+    rc = ops->gemm(m->env.ctx, op, M, N, K, m->env.compute, a, b, bias, c, ct, accumulate,
+                   workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }
@@ -200,7 +201,8 @@ int zt_linear_backward(struct zt_model *m, int64_t rows, int64_t in, int64_t out
                    zt_device_compute(m->env.device), ZT_TAG_TEMPORARY, "bias workspace", &workspace,
                    err);
     if (rc != 0) return rc;
-    rc = ops->bias_backward(m->env.ctx, m->env.compute, db, dy, rows, out, true, workspace, err);
+    rc = ops->bias_backward(m->env.ctx, m->env.compute, m->env.grad, db, dy, rows, out, true,
+                            workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }
@@ -214,8 +216,8 @@ int zt_norm_backward(struct zt_model *m, int64_t rows, int64_t width, const void
                        zt_device_compute(m->env.device), ZT_TAG_TEMPORARY, "norm workspace",
                        &workspace, err);
     if (rc != 0) return rc;
-    rc = ops->layernorm_backward(m->env.ctx, m->env.compute, dx, dw, db, dout, in, weight, mean,
-                                 rstd, rows, width, accumulate, workspace, err);
+    rc = ops->layernorm_backward(m->env.ctx, m->env.compute, m->env.grad, dx, dw, db, dout, in,
+                                 weight, mean, rstd, rows, width, accumulate, workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }

@@ -22,10 +22,17 @@ int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct 
                                     .weight_decay = r->decay ? c->weight_decay : 0.0,
                                     .step = t,
                                     .grad_scale = clip};
-        const char *g = (const char *)s->grad + (size_t)r->offset * gsize;
+        float *value = s->value + r->offset;
         char *p16 = s->param16 ? (char *)s->param16 + (size_t)r->offset * psize : NULL;
-        int rc = ops->adamw(x, s->value + r->offset, s->m + r->offset, s->v + r->offset, g,
-                            s->grad_dtype, p16, s->param_dtype, r->count, &a, err);
+        struct zt_adamw_buffers b = {.param = p16 ? (void *)p16 : value,
+                                     .param_type = p16 ? s->param_dtype : ZT_F32,
+                                     .master = p16 ? value : NULL,
+                                     .m = s->m + r->offset,
+                                     .v = s->v + r->offset,
+                                     .moment_type = ZT_F32,
+                                     .grad = (const char *)s->grad + (size_t)r->offset * gsize,
+                                     .grad_type = s->grad_dtype};
+        int rc = ops->adamw(x, &b, r->count, &a, err);
         if (rc) return rc;
     }
     return 0;

@@ -43,8 +43,9 @@ static size_t gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K
 
 static int gemm(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *B, const void *bias, void *C,
-                bool accumulate, void *workspace, struct zt_error *err) {
+                enum zt_dtype ct, bool accumulate, void *workspace, struct zt_error *err) {
     int rc = zt_cpu_need_f32("gemm", t, err);
+    if (rc == ZT_OK) rc = zt_cpu_need_f32("gemm (result)", ct, err);
     if (rc != ZT_OK) return rc;
     return zt_gemm_run(x->gemm, op, M, N, K, A, B, bias, C, accumulate, workspace, err);
 }
@@ -100,6 +101,11 @@ void zt_ops_cpu_destroy(struct zt_ops_ctx *x) {
 
 const char *zt_ops_cpu_describe(const struct zt_ops_ctx *x) { return x->text; }
 
+const char *zt_ops_cpu_compute(const struct zt_ops_ctx *x, enum zt_dtype t) {
+    (void)x;
+    return t == ZT_F32 ? "fp32" : NULL;
+}
+
 const struct zt_ops *zt_ops_cpu(void) {
     static const struct zt_ops table = {
         .device = "cpu",
@@ -108,6 +114,7 @@ const struct zt_ops *zt_ops_cpu(void) {
         .bias_backward_workspace = zt_cpu_bias_backward_workspace,
         .bias_backward = zt_cpu_bias_backward,
         .embedding_forward = zt_cpu_embedding_forward,
+        .embedding_backward_workspace = zt_cpu_embedding_backward_workspace,
         .embedding_backward = zt_cpu_embedding_backward,
         .layernorm_forward = zt_cpu_layernorm_forward,
         .layernorm_backward_workspace = zt_cpu_layernorm_backward_workspace,
@@ -127,6 +134,8 @@ const struct zt_ops *zt_ops_cpu(void) {
         .fill = zt_cpu_fill,
         .copy = zt_cpu_copy,
         .cast = zt_cpu_cast,
+        .accumulate = zt_cpu_accumulate,
+        .round_stochastic = zt_cpu_round_stochastic,
         .fill_normal = zt_cpu_fill_normal,
     };
     return &table;

@@ -40,6 +40,11 @@ int zt_cpu_copy(struct zt_ops_ctx *x, void *dst, const void *src, size_t bytes,
                 struct zt_error *err);
 int zt_cpu_cast(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
                 enum zt_dtype st, int64_t n, struct zt_error *err);
+int zt_cpu_accumulate(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
+                      enum zt_dtype st, int64_t n, struct zt_error *err);
+int zt_cpu_round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
+                            int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
+                            uint64_t first, struct zt_error *err);
 int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
                        uint32_t tensor, uint64_t first, int64_t n, double std,
                        struct zt_error *err);
@@ -49,8 +54,7 @@ int zt_cpu_gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const 
                          const void *dout, int64_t n, struct zt_error *err);
 
 /* optim.c */
-int zt_cpu_adamw(struct zt_ops_ctx *x, float *p, float *m, float *v, const void *g,
-                 enum zt_dtype gt, void *param16, enum zt_dtype pt, int64_t n,
+int zt_cpu_adamw(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,
                  const struct zt_adamw_params *a, struct zt_error *err);
 int zt_cpu_sum_squares(struct zt_ops_ctx *x, enum zt_dtype t, const void *g, int64_t n,
                        struct zt_fixsum *s, struct zt_error *err);
@@ -59,23 +63,26 @@ int zt_cpu_sum_values(struct zt_ops_ctx *x, const float *v, int64_t n, struct zt
 
 /* layers.c */
 size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C);
-int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *db, const void *dy, int64_t N,
-                         int64_t C, bool accumulate, void *workspace, struct zt_error *err);
+int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
+                         const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
+                         struct zt_error *err);
 int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
                              int64_t T, int64_t C, int64_t V, struct zt_error *err);
-int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dwte, void *dwpe,
-                              const void *dout, const int32_t *tokens, int64_t B, int64_t T,
-                              int64_t C, int64_t V, struct zt_error *err);
+size_t zt_cpu_embedding_backward_workspace(int64_t N, enum zt_dtype gt);
+int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
+                              void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
+                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              struct zt_error *err);
 int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *mean,
                              float *rstd, const void *in, const void *residual, void *sum,
                              const void *weight, const void *bias, int64_t N, int64_t C, double eps,
                              struct zt_error *err);
 size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C);
-int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, void *dweight,
-                              void *dbias, const void *dout, const void *in, const void *weight,
-                              const float *mean, const float *rstd, int64_t N, int64_t C,
-                              bool accumulate_dx, void *workspace, struct zt_error *err);
+int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                              void *dweight, void *dbias, const void *dout, const void *in,
+                              const void *weight, const float *mean, const float *rstd, int64_t N,
+                              int64_t C, bool accumulate_dx, void *workspace, struct zt_error *err);
 int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
                          const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
                          struct zt_error *err);

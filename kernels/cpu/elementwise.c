@@ -112,37 +112,45 @@ static float f16_to_f32(uint16_t h) {
 
 struct cast {
     const struct zt_vec *vec;
-    char *dst;
-    const char *src;
+    void *dst;
+    const void *src;
     enum zt_dtype dt, st;
 };
 
 #define CAST_PIECE 1024
 
-static void cast_piece(const struct cast *c, int64_t at, size_t n) {
-    float wide[CAST_PIECE];
-    const uint16_t *s16 = (const uint16_t *)(const void *)c->src + at;
-    const float *s = wide;
-    if (c->st == ZT_F32)
-        s = (const float *)(const void *)c->src + at;
-    else if (c->st == ZT_BF16)
-        c->vec->bf16_to_f32(wide, s16, n);
+/* Elements [at, at + n) of src, as fp32. */
+static void widen(const struct zt_vec *vec, float *wide, const void *src, enum zt_dtype st,
+                  int64_t at, size_t n) {
+    const uint16_t *s16 = (const uint16_t *)src + at;
+    if (st == ZT_F32)
+        memcpy(wide, (const float *)src + at, n * sizeof *wide);
+    else if (st == ZT_BF16)
+        vec->bf16_to_f32(wide, s16, n);
     else
         for (size_t i = 0; i < n; i++) wide[i] = f16_to_f32(s16[i]);
-    uint16_t *d16 = (uint16_t *)(void *)c->dst + at;
-    if (c->dt == ZT_F32)
-        memcpy((float *)(void *)c->dst + at, s, n * sizeof *s);
-    else if (c->dt == ZT_BF16)
-        c->vec->f32_to_bf16(d16, s, n);
+}
+
+static void narrow(const struct zt_vec *vec, void *dst, enum zt_dtype dt, int64_t at,
+                   const float *wide, size_t n) {
+    uint16_t *d16 = (uint16_t *)dst + at;
+    if (dt == ZT_F32)
+        memcpy((float *)dst + at, wide, n * sizeof *wide);
+    else if (dt == ZT_BF16)
+        vec->f32_to_bf16(d16, wide, n);
     else
-        for (size_t i = 0; i < n; i++) d16[i] = f32_to_f16(s[i]);
+        for (size_t i = 0; i < n; i++) d16[i] = f32_to_f16(wide[i]);
 }
 
 static void cast_range(void *arg, int64_t first, int64_t count, int thread) {
     const struct cast *c = arg;
     (void)thread;
-    for (int64_t i = 0; i < count; i += CAST_PIECE)
-        cast_piece(c, first + i, (size_t)(count - i < CAST_PIECE ? count - i : CAST_PIECE));
+    for (int64_t i = 0; i < count; i += CAST_PIECE) {
+        const size_t n = (size_t)(count - i < CAST_PIECE ? count - i : CAST_PIECE);
+        float wide[CAST_PIECE];
+        widen(c->vec, wide, c->src, c->st, first + i, n);
+        narrow(c->vec, c->dst, c->dt, first + i, wide, n);
+    }
 }
 
 static bool is_float(enum zt_dtype t) { return t == ZT_F32 || t == ZT_BF16 || t == ZT_F16; }
@@ -156,6 +164,65 @@ int zt_cpu_cast(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *s
     if (dt == st) return zt_cpu_copy(x, dst, src, (size_t)n * (dt == ZT_F32 ? 4u : 2u), err);
     struct cast c = {x->vec, dst, src, dt, st};
     zt_cpu_range(x, n, GRAIN_MEMORY, cast_range, &c);
+    return ZT_OK;
+}
+
+static void accumulate_range(void *arg, int64_t first, int64_t count, int thread) {
+    const struct cast *c = arg;
+    (void)thread;
+    for (int64_t i = 0; i < count; i += CAST_PIECE) {
+        const int64_t at = first + i;
+        const size_t n = (size_t)(count - i < CAST_PIECE ? count - i : CAST_PIECE);
+        float sum[CAST_PIECE], more[CAST_PIECE];
+        widen(c->vec, sum, c->dst, c->dt, at, n);
+        widen(c->vec, more, c->src, c->st, at, n);
+        c->vec->add(sum, sum, more, n);
+        narrow(c->vec, c->dst, c->dt, at, sum, n);
+    }
+}
+
+int zt_cpu_accumulate(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
+                      enum zt_dtype st, int64_t n, struct zt_error *err) {
+    if (!is_float(dt) || !is_float(st))
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "accumulate: only fp32, bf16 and fp16 (%s to %s were asked for)",
+                       zt_dtype_name(st), zt_dtype_name(dt));
+    struct cast c = {x->vec, dst, src, dt, st};
+    zt_cpu_range(x, n, GRAIN_MEMORY, accumulate_range, &c);
+    return ZT_OK;
+}
+
+struct noise {
+    uint16_t *dst;
+    const float *src;
+    uint64_t seed, first;
+    uint32_t step, tensor;
+};
+
+static void round_range(void *arg, int64_t first, int64_t count, int thread) {
+    const struct noise *r = arg;
+    (void)thread;
+    for (int64_t i = first; i < first + count; i++) {
+        uint32_t u, w[4];
+        memcpy(&u, &r->src[i], 4);
+        zt_rng_words(r->seed, ZT_RNG_ROUNDING, r->step, r->tensor, r->first + (uint64_t)i, w);
+        const uint32_t quiet = (u & 0x7fffffffu) > 0x7f800000u ? 0x400000u : 0u;
+        if ((u & 0x7f800000u) == 0x7f800000u)
+            u |= quiet; /* the low half may be all there is of a NaN */
+        else
+            u += w[0] & 0xffffu;
+        r->dst[i] = (uint16_t)(u >> 16);
+    }
+}
+
+int zt_cpu_round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
+                            int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
+                            uint64_t first, struct zt_error *err) {
+    if (dt != ZT_BF16)
+        return zt_fail(err, ZT_EUNSUPPORTED, "round_stochastic: to bf16 only (%s was asked for)",
+                       zt_dtype_name(dt));
+    struct noise r = {dst, src, seed, first, step, tensor};
+    zt_cpu_range(x, n, 4096, round_range, &r);
     return ZT_OK;
 }
 

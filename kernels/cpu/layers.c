@@ -60,9 +60,11 @@ size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C) {
     return (size_t)block_count(N) * (size_t)C * sizeof(float);
 }
 
-int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *db, const void *dy, int64_t N,
-                         int64_t C, bool accumulate, void *workspace, struct zt_error *err) {
+int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
+                         const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
+                         struct zt_error *err) {
     int rc = zt_cpu_need_f32("bias_backward", t, err);
+    if (rc == ZT_OK) rc = zt_cpu_need_f32("bias_backward (gradient)", gt, err);
     if (rc != ZT_OK) return rc;
     struct column_sums j = {x->vec, workspace, dy, C, zt_cpu_block_rows(N)};
     zt_cpu_range(x, N, j.rows, column_block, &j);
@@ -125,8 +127,10 @@ static void embed_gradient_columns(void *arg, int64_t first, int64_t count, int 
     (void)thread;
     for (int64_t r = 0; r < j->rows; r++) {
         const float *g = j->dout + r * j->C + first;
-        float *token = j->dwte + j->tokens[r] * j->C + first;
-        j->vec->add(token, token, g, (size_t)count);
+        if (j->dwte) {
+            float *token = j->dwte + j->tokens[r] * j->C + first;
+            j->vec->add(token, token, g, (size_t)count);
+        }
         if (j->dwpe) {
             float *position = j->dwpe + r % j->T * j->C + first;
             j->vec->add(position, position, g, (size_t)count);
@@ -134,10 +138,18 @@ static void embed_gradient_columns(void *arg, int64_t first, int64_t count, int 
     }
 }
 
-int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dwte, void *dwpe,
-                              const void *dout, const int32_t *tokens, int64_t B, int64_t T,
-                              int64_t C, int64_t V, struct zt_error *err) {
+size_t zt_cpu_embedding_backward_workspace(int64_t N, enum zt_dtype gt) {
+    (void)N, (void)gt;
+    return 0;
+}
+
+int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
+                              void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
+                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              struct zt_error *err) {
+    (void)workspace;
     int rc = zt_cpu_need_f32("embedding_backward", t, err);
+    if (rc == ZT_OK) rc = zt_cpu_need_f32("embedding_backward (gradient)", gt, err);
     if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, V, err);
     if (rc != ZT_OK) return rc;
     struct embedding j = {.vec = x->vec,
@@ -208,11 +220,13 @@ size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C) {
     return (size_t)block_count(N) * 2 * (size_t)C * sizeof(float);
 }
 
-int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, void *dweight,
-                              void *dbias, const void *dout, const void *in, const void *weight,
-                              const float *mean, const float *rstd, int64_t N, int64_t C,
-                              bool accumulate_dx, void *workspace, struct zt_error *err) {
+int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                              void *dweight, void *dbias, const void *dout, const void *in,
+                              const void *weight, const float *mean, const float *rstd, int64_t N,
+                              int64_t C, bool accumulate_dx, void *workspace,
+                              struct zt_error *err) {
     int rc = zt_cpu_need_f32("layernorm_backward", t, err);
+    if (rc == ZT_OK) rc = zt_cpu_need_f32("layernorm_backward (gradient)", gt, err);
     if (rc != ZT_OK) return rc;
     struct layernorm j = {.vec = x->vec,
                           .out = dx,
@@ -228,8 +242,8 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, v
     j.rstd = (float *)(uintptr_t)rstd;
     zt_cpu_range(x, N, j.rows, layernorm_block, &j);
     const float *part = workspace;
-    add_blocks(x->vec, dweight, part, 2 * C, block_count(N), C, true);
-    add_blocks(x->vec, dbias, part + C, 2 * C, block_count(N), C, true);
+    if (dweight) add_blocks(x->vec, dweight, part, 2 * C, block_count(N), C, true);
+    if (dbias) add_blocks(x->vec, dbias, part + C, 2 * C, block_count(N), C, true);
     return ZT_OK;
 }
 

@@ -21,25 +21,25 @@ static void adamw_range(void *arg, int64_t first, int64_t count, int thread) {
     if (j->param16) j->vec->f32_to_bf16(j->param16 + first, j->p + first, (size_t)count);
 }
 
-int zt_cpu_adamw(struct zt_ops_ctx *x, float *p, float *m, float *v, const void *g,
-                 enum zt_dtype gt, void *param16, enum zt_dtype pt, int64_t n,
+int zt_cpu_adamw(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,
                  const struct zt_adamw_params *a, struct zt_error *err) {
-    int rc = zt_cpu_need_f32("adamw (gradient)", gt, err);
+    int rc = zt_cpu_need_f32("adamw (gradient)", b->grad_type, err);
+    if (rc == ZT_OK) rc = zt_cpu_need_f32("adamw (moments)", b->moment_type, err);
     if (rc != ZT_OK) return rc;
-    if (param16 && pt != ZT_BF16)
+    if (b->param_type != (b->master ? ZT_BF16 : ZT_F32))
         return zt_fail(err, ZT_EUNSUPPORTED,
-                       "adamw: a rounded parameter copy is bf16 only in this version (dtype %d)",
-                       (int)pt);
+                       "adamw: parameters are fp32, or bf16 beside a master, in this version (%s)",
+                       zt_dtype_name(b->param_type));
     if (a->step < 1)
         return zt_fail(err, ZT_EINVAL, "adamw: step %lld; steps count from 1", (long long)a->step);
     const double bc1 = 1.0 - pow(a->beta1, (double)a->step);
     const double bc2 = 1.0 - pow(a->beta2, (double)a->step);
     struct adamw j = {x->vec,
-                      p,
-                      m,
-                      v,
-                      g,
-                      param16,
+                      b->master ? b->master : b->param,
+                      b->m,
+                      b->v,
+                      b->grad,
+                      b->master ? b->param : NULL,
                       {
                           .grad_scale = (float)a->grad_scale,
                           .decay = (float)(1.0 - a->lr * a->weight_decay),

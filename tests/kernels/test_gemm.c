@@ -57,18 +57,18 @@ static void check_shapes(const char *lib) {
         float *A = random_buffer(s->M * s->K), *B = random_buffer(s->K * s->N);
         float *bias = random_buffer(s->N), *C = buffer(s->M * s->N);
         float *before = random_buffer(s->M * s->N), *work = workspace_for(op, s);
-        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, false, work, &err));
+        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, ZT_F32, false, work, &err));
         check_product(op, s, A, B, NULL, NULL, C, lib);
-        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, false, NULL, &err));
+        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, ZT_F32, false, NULL, &err));
         check_product(op, s, A, B, NULL, NULL, C, lib);
         memcpy(C, before, (size_t)(s->M * s->N) * 4);
-        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, true, work, &err));
+        OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, ZT_F32, true, work, &err));
         check_product(op, s, A, B, NULL, before, C, lib);
         if (op == ZT_GEMM_FWD) {
-            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, false, work, &err));
+            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, ZT_F32, false, work, &err));
             check_product(op, s, A, B, bias, NULL, C, lib);
             memcpy(C, before, (size_t)(s->M * s->N) * 4);
-            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, true, work, &err));
+            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, ZT_F32, true, work, &err));
             check_product(op, s, A, B, bias, before, C, lib);
         }
         end_buffers();
@@ -89,8 +89,8 @@ Test(gemm, adding_to_zeros_equals_writing) {
             const enum zt_gemm_op op = (enum zt_gemm_op)(n % 3);
             float *A = random_buffer(s->M * s->K), *B = random_buffer(s->K * s->N);
             float *C = buffer(s->M * s->N), *D = buffer(s->M * s->N), *work = workspace_for(op, s);
-            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, false, work, &err));
-            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, D, true, work, &err));
+            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, C, ZT_F32, false, work, &err));
+            OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, NULL, D, ZT_F32, true, work, &err));
             for (int64_t i = 0; i < s->M * s->N; i++)
                 cr_assert_eq(C[i], D[i], "%s op %d shape %d element %lld", libraries[l], (int)op,
                              n / 3, (long long)i);
@@ -114,7 +114,8 @@ Test(gemm, same_bits_for_any_number_of_threads) {
             for (int t = 0; t < THREAD_COUNTS; t++) {
                 struct zt_ops_ctx *x = context(thread_counts[t], NULL, libraries[l]);
                 float *C = copy_buffer(start, s->M * s->N);
-                OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, true, work, &err));
+                OK(o->gemm(x, op, s->M, s->N, s->K, ZT_F32, A, B, bias, C, ZT_F32, true, work,
+                           &err));
                 first = first ? first : C;
                 same_bits(first, C, s->M * s->N, libraries[l], thread_counts[t], "best");
                 zt_ops_cpu_destroy(x);
@@ -134,13 +135,14 @@ Test(gemm, rows_do_not_depend_on_the_batch) {
         const struct shape s = {M, N, K};
         float *A = random_buffer(M * K), *B = random_buffer(K * N), *whole = buffer(M * N);
         float *work = workspace_for((enum zt_gemm_op)op, &s);
-        OK(o->gemm(x, (enum zt_gemm_op)op, M, N, K, ZT_F32, A, B, NULL, whole, false, work, &err));
+        OK(o->gemm(x, (enum zt_gemm_op)op, M, N, K, ZT_F32, A, B, NULL, whole, ZT_F32, false, work,
+                   &err));
         for (int64_t parts = 2; parts <= 8; parts *= 2) {
             float *C = buffer(M * N);
             const int64_t rows = M / parts;
             for (int64_t p = 0; p < parts; p++)
                 OK(o->gemm(x, (enum zt_gemm_op)op, rows, N, K, ZT_F32, A + p * rows * K, B, NULL,
-                           C + p * rows * N, false, work, &err));
+                           C + p * rows * N, ZT_F32, false, work, &err));
             same_bits(whole, C, M * N, "row shards", (int)parts, "best");
         }
         end_buffers();
@@ -161,8 +163,8 @@ Test(gemm, concurrent_tiles_never_disturb_each_other) {
             for (int rep = 0; rep < 100; rep++) {
                 float *out = rep ? C : first;
                 memset(out, 0xff, (size_t)(s.M * s.N) * 4);
-                OK(o->gemm(x, (enum zt_gemm_op)op, s.M, s.N, s.K, ZT_F32, A, B, NULL, out, false,
-                           work, &err));
+                OK(o->gemm(x, (enum zt_gemm_op)op, s.M, s.N, s.K, ZT_F32, A, B, NULL, out, ZT_F32,
+                           false, work, &err));
                 cr_assert_eq(memcmp(out, first, (size_t)(s.M * s.N) * 4), 0, "%s op %d call %d",
                              libraries[l], op, rep);
             }
@@ -214,11 +216,11 @@ Test(gemm, empty_sums_and_empty_outputs) {
     const struct zt_ops *o = zt_ops_cpu();
     struct zt_ops_ctx *x = context(1, NULL, NULL);
     float c[4] = {1, 2, 3, 4}, bias[2] = {10, 20}, none = 0;
-    OK(o->gemm(x, ZT_GEMM_FWD, 0, 2, 3, ZT_F32, &none, &none, NULL, c, false, NULL, &err));
+    OK(o->gemm(x, ZT_GEMM_FWD, 0, 2, 3, ZT_F32, &none, &none, NULL, c, ZT_F32, false, NULL, &err));
     cr_expect(c[0] == 1 && c[3] == 4);
-    OK(o->gemm(x, ZT_GEMM_FWD, 2, 2, 0, ZT_F32, &none, &none, bias, c, true, NULL, &err));
+    OK(o->gemm(x, ZT_GEMM_FWD, 2, 2, 0, ZT_F32, &none, &none, bias, c, ZT_F32, true, NULL, &err));
     cr_expect(c[0] == 11 && c[1] == 22 && c[2] == 13 && c[3] == 24);
-    OK(o->gemm(x, ZT_GEMM_DX, 2, 2, 0, ZT_F32, &none, &none, NULL, c, false, NULL, &err));
+    OK(o->gemm(x, ZT_GEMM_DX, 2, 2, 0, ZT_F32, &none, &none, NULL, c, ZT_F32, false, NULL, &err));
     cr_expect(c[0] == 0 && c[3] == 0);
     zt_ops_cpu_destroy(x);
 }
@@ -228,11 +230,12 @@ Test(gemm, refusals_name_the_cause) {
     struct zt_ops_ctx *x = context(1, NULL, NULL), *none = NULL;
     struct zt_error e = {0};
     float a[4] = {0};
-    cr_expect_eq(o->gemm(x, ZT_GEMM_FWD, 2, 2, 1, ZT_BF16, a, a, NULL, a, false, NULL, &e),
+    cr_expect_eq(o->gemm(x, ZT_GEMM_FWD, 2, 2, 1, ZT_BF16, a, a, NULL, a, ZT_F32, false, NULL, &e),
                  ZT_EUNSUPPORTED);
     cr_expect(strstr(e.msg, "gemm") && strstr(e.msg, "fp32"));
-    cr_expect_eq(o->gemm(x, ZT_GEMM_DX, 2, 2, 1, ZT_F32, a, a, a, a, false, NULL, &e), ZT_EINVAL);
-    cr_expect_eq(o->gemm(x, ZT_GEMM_DX, -1, 2, 1, ZT_F32, a, a, NULL, a, false, NULL, &e),
+    cr_expect_eq(o->gemm(x, ZT_GEMM_DX, 2, 2, 1, ZT_F32, a, a, a, a, ZT_F32, false, NULL, &e),
+                 ZT_EINVAL);
+    cr_expect_eq(o->gemm(x, ZT_GEMM_DX, -1, 2, 1, ZT_F32, a, a, NULL, a, ZT_F32, false, NULL, &e),
                  ZT_EINVAL);
     cr_expect_eq(zt_ops_cpu_create(1, "avx9", NULL, &none, &e), ZT_EINVAL);
     cr_expect(strstr(e.msg, "avx9") && !none);
@@ -264,7 +267,7 @@ Test(gemm, plans_are_evicted_and_remade) {
         for (int64_t m = 1; m <= ZT_GEMM_PLANS + 20; m++) {
             const struct shape s = {m, 5, 3};
             float *A = random_buffer(m * 3), *B = random_buffer(15), *C = buffer(m * 5);
-            OK(o->gemm(x, ZT_GEMM_FWD, m, 5, 3, ZT_F32, A, B, NULL, C, false, NULL, &err));
+            OK(o->gemm(x, ZT_GEMM_FWD, m, 5, 3, ZT_F32, A, B, NULL, C, ZT_F32, false, NULL, &err));
             check_product(ZT_GEMM_FWD, &s, A, B, NULL, NULL, C, "onednn");
             end_buffers();
         }

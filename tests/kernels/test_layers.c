@@ -83,8 +83,8 @@ Test(layernorm, backward_follows_fp64) {
         }
         size_t bytes = o->layernorm_backward_workspace(N, C);
         float *work = buffer((int64_t)(bytes / 4));
-        OK(o->layernorm_backward(x, ZT_F32, dx, dw, db, dy, in, w, mean, rstd, N, C, accumulate,
-                                 work, &err));
+        OK(o->layernorm_backward(x, ZT_F32, ZT_F32, dx, dw, db, dy, in, w, mean, rstd, N, C,
+                                 accumulate, work, &err));
         near(dx, rdx, N * C, C == 1 ? 1e-4 : C == 3 ? 1e-4 : 1e-5, "dx");
         near(dw, rdw, C, 1e-4, "dweight");
         near(db, rdb, C, 5e-5, "dbias");
@@ -106,7 +106,7 @@ Test(bias, backward_is_the_column_sum) {
             for (int64_t r = 0; r < N; r++) want[c] += dy[r * C + c];
         }
         float *work = buffer((int64_t)(o->bias_backward_workspace(N, C) / 4));
-        OK(o->bias_backward(x, ZT_F32, db, dy, N, C, s % 2, work, &err));
+        OK(o->bias_backward(x, ZT_F32, ZT_F32, db, dy, N, C, s % 2, work, &err));
         near(db, want, C, 2e-5, "bias gradient");
         free(want);
         end_buffers();
@@ -120,8 +120,8 @@ Test(bias, adding_to_zero_gives_the_same_bits_as_writing) {
     enum { N = 300, C = 70 };
     float *dy = random_buffer(N * C), *a = buffer(C), *b = random_buffer(C);
     float *work = buffer((int64_t)(o->bias_backward_workspace(N, C) / 4));
-    OK(o->bias_backward(x, ZT_F32, a, dy, N, C, true, work, &err));
-    OK(o->bias_backward(x, ZT_F32, b, dy, N, C, false, work, &err));
+    OK(o->bias_backward(x, ZT_F32, ZT_F32, a, dy, N, C, true, work, &err));
+    OK(o->bias_backward(x, ZT_F32, ZT_F32, b, dy, N, C, false, work, &err));
     same_bits(a, b, C, "bias gradient", 2, "best");
     end_buffers();
     zt_ops_cpu_destroy(x);
@@ -141,7 +141,8 @@ Test(embedding, forward_and_backward_are_exact) {
         float *dwte = random_buffer(V * C), *dwpe = wpe ? random_buffer(T * C) : NULL;
         float *want_te = copy_buffer(dwte, V * C), *want_pe = wpe ? copy_buffer(dwpe, T * C) : NULL;
         OK(o->embedding_forward(x, ZT_F32, out, tokens, wte, wpe, B, T, C, V, &err));
-        OK(o->embedding_backward(x, ZT_F32, dwte, dwpe, dout, tokens, B, T, C, V, &err));
+        OK(o->embedding_backward(x, ZT_F32, ZT_F32, dwte, dwpe, dout, tokens, B, T, C, V, NULL,
+                                 &err));
         for (int64_t i = 0; i < B * T; i++) /* additions in token order, in fp32 */
             for (int64_t c = 0; c < C; c++) {
                 const float e = wte[tokens[i] * C + c];
@@ -250,12 +251,12 @@ static void body_layernorm(struct zt_ops_ctx *x, float *out) {
 }
 static void body_layernorm_backward(struct zt_ops_ctx *x, float *out) {
     float *work = buffer((int64_t)(zt_ops_cpu()->layernorm_backward_workspace(BN, BC) / 4));
-    OK(zt_ops_cpu()->layernorm_backward(x, ZT_F32, out, out + BN * BC, out + BN * BC + BC, bdy, bin,
-                                        bw, bmean, brstd, BN, BC, false, work, &err));
+    OK(zt_ops_cpu()->layernorm_backward(x, ZT_F32, ZT_F32, out, out + BN * BC, out + BN * BC + BC,
+                                        bdy, bin, bw, bmean, brstd, BN, BC, false, work, &err));
 }
 static void body_bias(struct zt_ops_ctx *x, float *out) {
     float *work = buffer((int64_t)(zt_ops_cpu()->bias_backward_workspace(BN, BC) / 4));
-    OK(zt_ops_cpu()->bias_backward(x, ZT_F32, out, bdy, BN, BC, false, work, &err));
+    OK(zt_ops_cpu()->bias_backward(x, ZT_F32, ZT_F32, out, bdy, BN, BC, false, work, &err));
 }
 static void body_cross_entropy(struct zt_ops_ctx *x, float *out) {
     memcpy(out, bin, sizeof bin);
@@ -263,8 +264,8 @@ static void body_cross_entropy(struct zt_ops_ctx *x, float *out) {
                                    &err));
 }
 static void body_embedding_backward(struct zt_ops_ctx *x, float *out) {
-    OK(zt_ops_cpu()->embedding_backward(x, ZT_F32, out, out + BC * BC, bdy, btarget, 7, BN / 7, BC,
-                                        BC, &err));
+    OK(zt_ops_cpu()->embedding_backward(x, ZT_F32, ZT_F32, out, out + BC * BC, bdy, btarget, 7,
+                                        BN / 7, BC, BC, NULL, &err));
 }
 
 Test(layers, same_bits_for_threads_and_sets) {

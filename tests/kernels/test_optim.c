@@ -5,6 +5,10 @@
 static const struct zt_adamw_params t_adam = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1.0};
 
+static struct zt_adamw_buffers all_fp32(float *p, float *m, float *v, const float *g) {
+    return (struct zt_adamw_buffers){.param = p, .m = m, .v = v, .grad = g};
+}
+
 /* Prints to ten digits, as the table was. */
 static void equals_digits(float got, const char *want, const char *what) {
     char text[32];
@@ -20,7 +24,8 @@ static void run_t_adam(struct zt_ops_ctx *x, double wd, float *p, float *m, floa
     a.weight_decay = wd;
     for (int s = 0; s < 3; s++) {
         a.step = s + 1;
-        OK(zt_ops_cpu()->adamw(x, p, m, v, g[s], ZT_F32, NULL, ZT_F32, 4, &a, &err));
+        const struct zt_adamw_buffers b = all_fp32(p, m, v, g[s]);
+        OK(zt_ops_cpu()->adamw(x, &b, 4, &a, &err));
     }
 }
 
@@ -57,11 +62,12 @@ Test(adamw, follows_fp64_over_steps_and_sizes) {
         float *p = random_buffer(n), *m = buffer(n), *v = buffer(n), *g = random_buffer(n);
         double *rp = malloc((size_t)n * 24), *rm = rp + n, *rv = rm + n;
         for (int64_t i = 0; i < n; i++) rp[i] = p[i], rm[i] = 0.0, rv[i] = 0.0;
+        const struct zt_adamw_buffers b = all_fp32(p, m, v, g);
         struct zt_adamw_params a = t_adam;
         a.grad_scale = 0.25;
         for (int step = 1; step <= 3; step++) {
             a.step = step;
-            OK(o->adamw(x, p, m, v, g, ZT_F32, NULL, ZT_F32, n, &a, &err));
+            OK(o->adamw(x, &b, n, &a, &err));
             for (int64_t i = 0; i < n; i++) {
                 const double gr = g[i] * a.grad_scale;
                 rp[i] *= 1.0 - a.lr * a.weight_decay;
@@ -88,12 +94,13 @@ Test(adamw, grad_scale_comes_before_the_moments) {
     a.weight_decay = 0.0;
     a.step = 1;
     float p[1] = {0.0f}, m[1] = {0}, v[1] = {0}, g[1] = {1.0f};
+    const struct zt_adamw_buffers b = all_fp32(p, m, v, g);
     a.grad_scale = 1e-10;
-    OK(zt_ops_cpu()->adamw(x, p, m, v, g, ZT_F32, NULL, ZT_F32, 1, &a, &err));
+    OK(zt_ops_cpu()->adamw(x, &b, 1, &a, &err));
     cr_expect(fabs(fabsf(p[0]) / a.lr - 1e-10 / (1e-10 + 1e-8)) < 1e-6);
     p[0] = m[0] = v[0] = 0.0f;
     a.grad_scale = 1.0;
-    OK(zt_ops_cpu()->adamw(x, p, m, v, g, ZT_F32, NULL, ZT_F32, 1, &a, &err));
+    OK(zt_ops_cpu()->adamw(x, &b, 1, &a, &err));
     cr_expect(fabs(fabsf(p[0]) / a.lr - 1.0) < 1e-6);
     zt_ops_cpu_destroy(x);
 }
@@ -106,14 +113,22 @@ Test(adamw, rounded_copy_and_refusals) {
     static uint16_t copy[N], want[N];
     struct zt_adamw_params a = t_adam;
     a.step = 1;
-    OK(o->adamw(x, p, m, v, g, ZT_F32, copy, ZT_BF16, N, &a, &err));
+    struct zt_adamw_buffers b = all_fp32(p, m, v, g);
+    b.master = p;
+    b.param = copy;
+    b.param_type = ZT_BF16;
+    OK(o->adamw(x, &b, N, &a, &err));
     OK(o->cast(x, want, ZT_BF16, p, ZT_F32, N, &err));
     cr_assert_eq(memcmp(copy, want, sizeof copy), 0);
     struct zt_error err = {0};
-    cr_assert_eq(o->adamw(x, p, m, v, g, ZT_BF16, NULL, ZT_F32, N, &a, &err), ZT_EUNSUPPORTED);
-    cr_assert_eq(o->adamw(x, p, m, v, g, ZT_F32, copy, ZT_F16, N, &a, &err), ZT_EUNSUPPORTED);
+    struct zt_adamw_buffers wrong = b;
+    wrong.grad_type = ZT_I32;
+    cr_assert_eq(o->adamw(x, &wrong, N, &a, &err), ZT_EUNSUPPORTED);
+    wrong = b;
+    wrong.param_type = ZT_F32;
+    cr_assert_eq(o->adamw(x, &wrong, N, &a, &err), ZT_EUNSUPPORTED);
     a.step = 0;
-    cr_assert_eq(o->adamw(x, p, m, v, g, ZT_F32, NULL, ZT_F32, N, &a, &err), ZT_EINVAL);
+    cr_assert_eq(o->adamw(x, &b, N, &a, &err), ZT_EINVAL);
     end_buffers();
     zt_ops_cpu_destroy(x);
 }
@@ -122,11 +137,10 @@ enum { BITS = 50001 };
 static float bp[BITS], bg[BITS];
 static void body_adamw(struct zt_ops_ctx *x, float *out) {
     struct zt_adamw_params a = t_adam;
+    const struct zt_adamw_buffers b = all_fp32(out, out + BITS, out + 2 * BITS, bg);
     memcpy(out, bp, sizeof bp);
     a.grad_scale = 0.7;
-    for (a.step = 1; a.step <= 3; a.step++)
-        OK(zt_ops_cpu()->adamw(x, out, out + BITS, out + 2 * BITS, bg, ZT_F32, NULL, ZT_F32, BITS,
-                               &a, &err));
+    for (a.step = 1; a.step <= 3; a.step++) OK(zt_ops_cpu()->adamw(x, &b, BITS, &a, &err));
 }
 
 Test(adamw, same_bits_for_threads_and_sets) {

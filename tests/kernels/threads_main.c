@@ -109,10 +109,10 @@ static void test_operators(int threads, const char *library) {
         CHECK(o->attention_forward(x, ZT_F32, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
         CHECK(o->attention_backward(x, ZT_F32, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
                                     &err) == 0);
-        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], false, work, &err) ==
-              0);
-        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], false, NULL,
+        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], ZT_F32, false, work,
                       &err) == 0);
+        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], ZT_F32, false,
+                      NULL, &err) == 0);
         CHECK(o->layernorm_forward(x, ZT_F32, y[r], mean, rstd, y[r], NULL, NULL, w, w + C, N, C,
                                    1e-5, &err) == 0);
         CHECK(o->gelu_forward(x, ZT_F32, y[r], y[r], N * C, &err) == 0);

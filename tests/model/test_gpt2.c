@@ -234,8 +234,9 @@ Test(gpt2, ten_adamw_steps_of_pytorch) {
             struct zt_adamw_params a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
                                         .weight_decay = d->ndim > 1 ? 0.1 : 0.0, .step = step + 1,
                                         .grad_scale = coef < 1 ? coef : 1};
-            ok(b.ops->adamw(b.ctx, b.param[i], b.m[i], b.v[i], b.grad[i], ZT_F32, NULL, ZT_F32, d->numel,
-                            &a, &e), &e);
+            struct zt_adamw_buffers buffers = {
+                .param = b.param[i], .m = b.m[i], .v = b.v[i], .grad = b.grad[i]};
+            ok(b.ops->adamw(b.ctx, &buffers, d->numel, &a, &e), &e);
         }
     }
     close_bench(&b);
