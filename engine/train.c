@@ -24,7 +24,9 @@ static int one_step(struct zt_trainer *t, struct zt_train_result *result, struct
     struct zt_hash128 hash;
     int rc = 0;
     zt_report_begin(t);
+    zt_trace_begin(t);
     TRY(zt_trainer_step(t, err));
+    TRY(zt_trace_end(t, err));
     bool last = t->step == t->total_steps;
     t->report.last = last;
     if (hash_due(t, last)) {

@@ -24,6 +24,19 @@ struct zt_train_config {
     size_t progress_bytes;
 };
 
+/* The collectives that one step queued, in this order, with the exposed time and the stall of compute
+ * that belong to each (they sum to the step's, control apart). Times are of the device clock; end_ns 0
+ * in a record: not over when the step was. Borrowed for the call. */
+struct zt_step_trace {
+    int64_t step, start_ns, end_ns;
+    const struct zt_coll_record *records;
+    const int64_t *exposed_ns, *stall_ns; /* beside records */
+    int64_t n;
+    int64_t dropped;              /* older ones that the event log had no room for */
+    const struct zt_comm_group *groups; /* of this rank */
+    int n_groups;
+};
+
 enum zt_event_level { ZT_EVENT_INFO = 0, ZT_EVENT_WARNING, ZT_EVENT_ERROR };
 
 struct zt_train_hooks {
@@ -34,6 +47,8 @@ struct zt_train_hooks {
     int (*comm_id)(void *arg, int rank, struct zt_comm_id *id, struct zt_error *err);
     int (*in_comm)(void *arg, struct zt_error *err);
     int (*step)(void *arg, const struct zt_step_report *r, struct zt_error *err);
+    /* before `step`, for steps 1 to 3 of a generation, every metrics.log_freq-th and the last */
+    void (*collectives)(void *arg, const struct zt_step_trace *t);
     /* kind: "MEMORY_GROWTH", "DATA_SKIPPED", ... (upper case, stable) */
     void (*event)(void *arg, enum zt_event_level level, const char *kind, const char *message);
     /* asked between steps; true = stop after this step with ZT_ECANCELLED */

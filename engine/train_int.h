@@ -58,6 +58,16 @@ struct zt_growth {
 bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, int64_t step,
                      char *message, size_t n);
 
+/* For the hook `collectives`: arrays of cap entries (shares: twice as many). */
+struct zt_trace {
+    int64_t steps; /* of this generation, the one in progress included */
+    int64_t after; /* newest record of the event log when the step began */
+    struct zt_coll_record *records;
+    struct zt_interval *spans;
+    int64_t *shares;
+    int64_t cap;
+};
+
 enum zt_stage { ZT_STAGE_OPEN = 0, ZT_STAGE_DATA, ZT_STAGE_COMM, ZT_STAGE_RUN };
 
 struct zt_trainer {
@@ -84,6 +94,7 @@ struct zt_trainer {
     struct zt_schedule schedule;
     struct zt_window window;
     struct zt_growth growth;
+    struct zt_trace trace;
     int32_t *tokens, *targets; /* device, one micro-batch */
     int32_t *line;             /* host, one sample: seq_len + 1 tokens */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
@@ -104,6 +115,11 @@ int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struc
 int zt_trainer_step(struct zt_trainer *t, struct zt_error *err);
 /* train_eval.c */
 int zt_trainer_eval(struct zt_trainer *t, struct zt_error *err);
+
+/* train_trace.c: around a step; end hands a captured step's collectives to the hook */
+void zt_trace_begin(struct zt_trainer *t);
+int zt_trace_end(struct zt_trainer *t, struct zt_error *err);
+void zt_trace_free(struct zt_trace *a);
 
 /* train_report.c */
 void zt_report_begin(struct zt_trainer *t); /* window peaks so far, fields to missing */

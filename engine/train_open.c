@@ -381,6 +381,7 @@ void zt_trainer_close(struct zt_trainer *t, bool failed) {
     zt_ops_cpu_destroy(t->ctx);
     if (t->device) zt_device_close(t->device);
     zt_intervals_free(&t->intervals);
+    zt_trace_free(&t->trace);
     zt_window_free(&t->window);
     free(t->line);
     free(t->words);

@@ -123,11 +123,17 @@ struct zt_comm *zt_comm_new(struct zt_comm_shared *shared, struct zt_device *d, 
     strncpy(c->name, name, sizeof c->name - 1);
     atomic_store(&c->timeout_ns, ZT_COMM_TIMEOUT_NS);
     atomic_store(&c->turn, 1);
+    struct zt_comm **last = &shared->groups;
+    while (*last) last = &(*last)->next_group;
+    *last = c;
     return c;
 }
 
 void zt_comm_free(struct zt_comm *c) {
     if (!c) return;
+    struct zt_comm **at = &c->shared->groups;
+    while (*at != c) at = &(*at)->next_group;
+    *at = c->next_group;
     shared_unref(c->shared);
     free(c->ranks);
     free(c);
@@ -199,6 +205,13 @@ void zt_comm_abort(struct zt_comm *c) {
 
 int zt_comm_rank(const struct zt_comm *c) { return c->rank; }
 int zt_comm_size(const struct zt_comm *c) { return c->size; }
+
+int zt_comm_groups(const struct zt_comm *world, struct zt_comm_group *out, int max) {
+    int n = 0;
+    for (const struct zt_comm *c = world->shared->groups; c; c = c->next_group, n++)
+        if (n < max) out[n] = (struct zt_comm_group){c->name, c->ranks, c->size};
+    return n;
+}
 
 double zt_comm_set_timeout(struct zt_comm *c, double seconds) {
     if (!(seconds > 0)) seconds = 1e-9;
@@ -523,6 +536,10 @@ int zt_comm_split(struct zt_comm *parent, const char *name, const int *ranks, in
 
 int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record *out, int64_t max) {
     return zt_comm_log_read(world->shared->ring, SIZE_MAX, after, out, max);
+}
+
+int64_t zt_comm_log_newest(const struct zt_comm *world) {
+    return zt_log_newest(world->shared->ring);
 }
 
 void zt_comm_watch(struct zt_comm *world, _Atomic int32_t *held_by) {

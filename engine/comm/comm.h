@@ -63,6 +63,11 @@ void zt_comm_abort(struct zt_comm *c);
 
 int zt_comm_rank(const struct zt_comm *c);  /* in the group */
 int zt_comm_size(const struct zt_comm *c);
+/* The groups of the world communicator that this rank is in, the world itself first, then in the order
+ * of their making; ranks are global and ascending. Returns how many there are, fills at most max. What
+ * it points to lives as long as the groups. The trainer thread. */
+struct zt_comm_group { const char *name; const int *ranks; int size; };
+int zt_comm_groups(const struct zt_comm *world, struct zt_comm_group *out, int max);
 /* Deadline of a collective (default 300 s; a group made by split starts with its parent's);
  * returns the old one. */
 double zt_comm_set_timeout(struct zt_comm *c, double seconds);
@@ -94,6 +99,7 @@ int zt_barrier(struct zt_comm *c, struct zt_stream *s, const struct zt_coll_why 
  * world communicator. Copies up to max records with id > after, oldest first; returns how many. The
  * trainer thread. */
 int64_t zt_comm_log(struct zt_comm *world, int64_t after, struct zt_coll_record *out, int64_t max);
+int64_t zt_comm_log_newest(const struct zt_comm *world); /* id of the newest record, 0 = none */
 /* Puts the ring into memory that outlives this process (supervisor's mapping); before any collective.
  * bytes >= zt_comm_log_bytes(entries). */
 size_t zt_comm_log_bytes(int64_t entries);

@@ -23,6 +23,7 @@ struct zt_comm_shared {
     _Atomic int refs;
     struct zt_log_ring *ring;
     bool ring_is_ours;
+    struct zt_comm *groups;      /* in the order of their making; trainer thread */
     _Atomic int32_t *held_by;    /* zt_comm_watch; NULL = nobody watches */
     pthread_mutex_t lock;        /* guards the list of idle operations and `why` */
     struct zt_comm_op *idle, *all;
@@ -36,6 +37,7 @@ struct zt_comm {
     const struct zt_comm_impl *impl;
     void *state;                 /* the implementation's */
     struct zt_comm_shared *shared;
+    struct zt_comm *next_group;
     struct zt_device *device;
     char name[16];
     int rank, size;              /* in the group */

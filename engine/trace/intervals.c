@@ -100,6 +100,18 @@ static void by_add(struct zt_exposed *out, const struct zt_interval *it, int64_t
     out->by[i].seconds += 1e-9 * (double)ns;
 }
 
+/* How much of [at, c->to) no span of `cover` covers. Both are asked in ascending order: *j is where
+ * to look first. */
+static int64_t bare_of(const struct span *c, int64_t at, const struct spans *cover, size_t *j) {
+    int64_t bare = 0;
+    while (*j < cover->n && cover->items[*j].to <= at) ++*j;
+    for (size_t k = *j; k < cover->n && cover->items[k].from < c->to; k++) {
+        if (cover->items[k].from > at) bare += cover->items[k].from - at;
+        at = cover->items[k].to;
+    }
+    return at < c->to ? bare + (c->to - at) : bare;
+}
+
 /* |comm \ compute| from instant `after` on, and by owner where `out` is given. Both lists are
  * sorted and disjoint. */
 static int64_t exposed_of(const struct spans *comm, const struct spans *compute, int64_t after,
@@ -108,17 +120,35 @@ static int64_t exposed_of(const struct spans *comm, const struct spans *compute,
     size_t j = 0;
     for (size_t i = 0; i < comm->n; i++) {
         const struct span *c = &comm->items[i];
-        int64_t at = c->from > after ? c->from : after, bare = 0;
-        while (j < compute->n && compute->items[j].to <= at) j++;
-        for (size_t k = j; k < compute->n && compute->items[k].from < c->to; k++) {
-            if (compute->items[k].from > at) bare += compute->items[k].from - at;
-            at = compute->items[k].to;
-        }
-        if (at < c->to) bare += c->to - at;
+        int64_t bare = bare_of(c, c->from > after ? c->from : after, compute, &j);
         if (bare && out) by_add(out, c->source, bare);
         sum += bare;
     }
     return sum;
+}
+
+int zt_intervals_share(const struct zt_intervals *iv, int64_t end_ns, struct zt_interval *comm,
+                       size_t n, int64_t *exposed_ns, int64_t *stall_ns) {
+    struct zt_intervals own = {comm, n, n, iv->step_start_ns};
+    struct spans spans = {0}, compute = {0}, stall = {0};
+    size_t j = 0, k = 0;
+    int rc;
+    if ((rc = spans_of(&own, KIND(ZT_IV_COMM), end_ns, &spans)) ||
+        (rc = spans_of(iv, KIND(ZT_IV_COMPUTE) | KIND(ZT_IV_UPDATE), end_ns, &compute)) ||
+        (rc = spans_of(iv, KIND(ZT_IV_STALL), end_ns, &stall)))
+        goto out;
+    memset(exposed_ns, 0, n * sizeof *exposed_ns);
+    memset(stall_ns, 0, n * sizeof *stall_ns);
+    for (size_t i = 0; i < spans.n; i++) {
+        const struct span *c = &spans.items[i];
+        exposed_ns[c->source - comm] += bare_of(c, c->from, &compute, &j);
+        stall_ns[c->source - comm] += c->to - c->from - bare_of(c, c->from, &stall, &k);
+    }
+out:
+    free(spans.items);
+    free(compute.items);
+    free(stall.items);
+    return rc;
 }
 
 int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t *ns) {

@@ -43,6 +43,11 @@ int zt_intervals_comm_ns(const struct zt_intervals *iv, int64_t end_ns, int64_t 
  * interval of the step. An instant of exposed time belongs to the earliest-started collective that
  * runs then. 0 or ZT_ENOMEM. */
 int zt_intervals_finish(const struct zt_intervals *iv, int64_t end_ns, struct zt_exposed *out);
+/* The same by collective: for each of comm[n] (ZT_IV_COMM, in the order of queueing) the exposed time
+ * and the stall of compute that belong to it. With the step's collectives exposed_ns sums to
+ * exposed_comm_seconds; stall_ns to what of stall_seconds fell into a collective. 0 or ZT_ENOMEM. */
+int zt_intervals_share(const struct zt_intervals *iv, int64_t end_ns, struct zt_interval *comm,
+                       size_t n, int64_t *exposed_ns, int64_t *stall_ns);
 void zt_intervals_free(struct zt_intervals *iv);
 
 #endif

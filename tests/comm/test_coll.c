@@ -494,9 +494,19 @@ static int groups(struct rank *r) {
     OK(zt_comm_split(r->comm, "one", &r->rank, 1, &one, &r->err));
     OK(zt_all_reduce(one, &v, 1, ZT_I32, ZT_SUM, NULL, &why, &r->err));
     CHECK(r, v == half[0] + half[1] + 2 && zt_comm_size(one) == 1);
+    struct zt_comm_group all[8];
+    const char *order[] = {"world", "tensor", "dp_shard", "dp_replicate", "dp", "half", "one"};
+    CHECK(r, zt_comm_groups(r->comm, all, 2) == 7);
+    CHECK(r, zt_comm_groups(r->comm, all, 8) == 7);
+    for (int i = 0; i < 7; i++) CHECK(r, !strcmp(all[i].name, order[i]));
+    for (int a = 0; a < 4; a++)
+        CHECK(r, all[a + 1].size == n[a] &&
+                     !memcmp(all[a + 1].ranks, list[a], (size_t)n[a] * sizeof *list[a]));
+    CHECK(r, all[5].ranks[1] == half[1] && all[6].ranks[0] == r->rank);
     zt_comm_destroy(one);
     zt_comm_destroy(sub);
     for (int a = 0; a < 4; a++) zt_comm_destroy(g[a]);
+    CHECK(r, zt_comm_groups(r->comm, all, 8) == 1 && all[0].size == 8);
     r->ops->stream_destroy(second);
     OK(zt_barrier(r->comm, NULL, &why, &r->err)); /* the world goes on */
     return 0;

@@ -65,6 +65,12 @@ Test(intervals, split_by_owner_of_the_instant) {
     cr_assert_eq(ns(e.exposed_comm_seconds), 20);
     cr_assert_eq(ns(e.stall_seconds), 18);
     cr_assert_eq(ns(e.idle_seconds), 10, "control traffic is not in the figures");
+    /* by collective, in the order of queueing; the all-gather owns [105,120), the all-reduce [120,130) */
+    struct zt_interval comm[] = {iv.items[1], iv.items[2], iv.items[5]};
+    int64_t exposed[3] = {-1, -1, -1}, stall[3] = {-1, -1, -1};
+    cr_assert_eq(zt_intervals_share(&iv, 140, comm, 3, exposed, stall), 0);
+    cr_assert(exposed[0] == 10 && exposed[1] == 10 && exposed[2] == 0);
+    cr_assert(stall[0] == 8 && stall[1] == 10 && stall[2] == 0);
     zt_intervals_free(&iv);
 }
 
@@ -111,7 +117,8 @@ Test(intervals, random_against_counting_every_instant) {
         struct zt_exposed e;
         bool compute[SPAN] = {0}, update[SPAN] = {0}, comm[SPAN] = {0}, copy[SPAN] = {0},
              stall[SPAN] = {0};
-        int owner[SPAN], owner_start[SPAN];
+        int owner[SPAN], owner_start[SPAN], owner_item[SPAN], n_items = 0;
+        struct zt_interval items[ITEMS];
         int64_t by[3] = {0}, n_comm = 0, n_comp = 0, exposed = 0, idle = 0, n_stall = 0;
         int64_t last = 0, tail = 0;
         for (int t = 0; t < SPAN; t++) owner[t] = -1;
@@ -133,9 +140,12 @@ Test(intervals, random_against_counting_every_instant) {
                     comm[t] = true;
                     owner[t] = g;
                     owner_start[t] = a;
+                    owner_item[t] = n_items;
                 }
             }
+            if (k == ZT_IV_COMM) items[n_items++] = iv.items[iv.n - 1];
         }
+        int64_t share[ITEMS] = {0}, stalled[ITEMS] = {0}, got[ITEMS], got_stall[ITEMS];
         for (int t = 0; t < SPAN; t++) {
             compute[t] |= update[t];
             n_comm += comm[t];
@@ -146,8 +156,14 @@ Test(intervals, random_against_counting_every_instant) {
                 exposed++;
                 tail += t >= last;
                 by[owner[t]]++;
+                share[owner_item[t]]++;
             }
+            if (comm[t] && stall[t]) stalled[owner_item[t]]++;
         }
+        cr_assert_eq(zt_intervals_share(&iv, SPAN, items, (size_t)n_items, got, got_stall), 0);
+        for (int i = 0; i < n_items; i++)
+            cr_assert(got[i] == share[i] && got_stall[i] == stalled[i], "round %u item %d", round,
+                      i);
         cr_assert_eq(zt_intervals_finish(&iv, SPAN, &e), 0);
         cr_assert_eq(ns(e.comm_seconds), n_comm);
         cr_assert_eq(ns(e.compute_seconds), n_comp);

@@ -533,6 +533,95 @@ Test(train, without_overlap_all_communication_is_exposed) {
 
 /* ---- ends ---- */
 
+/* Sums of a trace against the step's own report: to the nanosecond and to the byte. */
+static void check_trace(const struct train_trace *t, const struct zt_step_report *r) {
+    struct zt_exposed by = {0};
+    int64_t exposed = 0, stall = 0, sent = 0;
+    cr_assert_eq(t->end_ns - t->start_ns, llround(r->step_seconds * 1e9));
+    for (int64_t i = 0; i < t->n; i++) {
+        const struct zt_coll_record *c = &t->record[i];
+        cr_assert(i == 0 || c->id == t->record[i - 1].id + 1, "in the order of queueing");
+        cr_assert(t->start_ns <= c->queued_ns && c->queued_ns <= c->start_ns &&
+                  c->start_ns < c->end_ns && c->end_ns <= t->end_ns);
+        cr_assert(t->exposed_ns[i] >= 0 && t->exposed_ns[i] <= c->end_ns - c->start_ns);
+        cr_assert(!c->control || (t->exposed_ns[i] == 0 && t->stall_ns[i] == 0));
+        exposed += t->exposed_ns[i];
+        stall += t->stall_ns[i];
+        if (!c->control) sent += c->sent_bytes;
+        if (!t->exposed_ns[i]) continue;
+        int k = 0;
+        while (k < by.n_by && strcmp(by.by[k].kind, zt_coll_name(c->kind))) k++;
+        if (k == by.n_by) by.by[by.n_by++].kind = zt_coll_name(c->kind);
+        by.by[k].seconds += 1e-9 * (double)t->exposed_ns[i];
+    }
+    cr_assert_eq(exposed, llround(r->exposed.exposed_comm_seconds * 1e9));
+    cr_assert_leq(stall, llround(r->exposed.stall_seconds * 1e9));
+    cr_assert_eq(sent, r->sent_bytes);
+    cr_assert_eq(by.n_by, r->exposed.n_by);
+    for (int k = 0; k < by.n_by; k++)
+        for (int i = 0; i < by.n_by; i++)
+            if (!strcmp(by.by[k].kind, r->exposed.by[i].kind))
+                cr_assert_eq(llround(by.by[k].seconds * 1e9),
+                             llround(r->exposed.by[i].seconds * 1e9));
+}
+
+Test(train, collectives_of_captured_steps_sum_to_the_report) {
+    static const int64_t steps[] = {1, 2, 3, 4, 8, 9};
+    for (int overlap = 0; overlap < 2; overlap++) {
+        struct train_job *j = train_ok(
+            3, train_yaml(MODEL
+                          "dataset: {path: %s}\ntraining: {steps: 9, seq_len: %d, "
+                          "local_batch_size: 1, global_batch_size: 6}\n"
+                          "parallelism: {overlap: %s}\nmetrics: {log_freq: 4}\n"
+                          "validation: {fraction: 0.1, every_steps: 1, steps: 1}\n",
+                          text(), T, overlap ? "true" : "false"));
+        for (int rank = 0; rank < 3; rank++) {
+            const struct train_rank *me = &j->rank[rank];
+            cr_assert_eq(me->n_traces, 6);
+            for (int i = 0; i < 6; i++) {
+                const struct train_trace *t = &me->trace[i];
+                int reduced = 0, control = 0;
+                cr_assert_eq(t->step, steps[i]);
+                cr_assert_eq(t->dropped, 0);
+                check_trace(t, &me->report[t->step]);
+                for (int64_t k = 0; k < t->n; k++) {
+                    const struct zt_coll_record *c = &t->record[k];
+                    cr_assert_eq(c->step, t->step);
+                    control += c->control;
+                    reduced += c->kind == ZT_COLL_ALL_REDUCE && !c->control;
+                    const struct zt_coll_record *other = &j->rank[0].trace[i].record[k];
+                    cr_assert(c->seq == other->seq && c->kind == other->kind &&
+                              !strcmp(c->unit, other->unit));
+                }
+                cr_assert_eq(reduced, 3, "root and two blocks, once per window");
+                cr_assert_eq(control, 1, "loss and counts; evaluation is not in the step");
+                cr_assert_eq(t->n_groups, 5);
+                cr_assert_str_eq(t->group[0].name, "world");
+                cr_assert_str_eq(t->group[3].name, "dp_replicate");
+                cr_assert(t->group[3].size == 3 && t->group[3].first == 0 && t->group[3].last == 2);
+                cr_assert(t->group[2].size == 1 && t->group[2].first == rank);
+            }
+        }
+    }
+}
+
+Test(train, collectives_that_the_event_log_had_no_room_for_are_counted) {
+    size_t bytes = ZT_PROGRESS_RING + zt_comm_log_bytes(2);
+    struct train_job *j = train_start(
+        2, train_yaml(MODEL "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, "
+                            "local_batch_size: 1}\n",
+                      text(), T));
+    j->progress = ranks_map(bytes);
+    j->progress_bytes = bytes;
+    train_go(j, 0);
+    const struct train_trace *cut = &j->rank[0].trace[1], *whole = &j->rank[1].trace[1];
+    cr_assert_eq(whole->n, 4);
+    cr_assert_eq(whole->dropped, 0);
+    cr_assert_eq(cut->n, 2);
+    cr_assert_eq(cut->dropped, 2);
+    cr_assert_eq(cut->record[0].seq, whole->record[2].seq);
+}
+
 Test(train, non_finite_loss_stops_every_rank) {
     struct train_job *j = train_start(
         2, train_yaml(

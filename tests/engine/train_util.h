@@ -12,6 +12,20 @@
 
 #define TRAIN_STEPS_MAX 32
 #define TRAIN_EVENTS_MAX 16
+#define TRAIN_TRACES_MAX 8
+#define TRAIN_RECORDS_MAX 96
+
+/* What the hook `collectives` was given for one step. */
+struct train_trace {
+    int64_t step, start_ns, end_ns, n, dropped;
+    struct zt_coll_record record[TRAIN_RECORDS_MAX];
+    int64_t exposed_ns[TRAIN_RECORDS_MAX], stall_ns[TRAIN_RECORDS_MAX];
+    int n_groups;
+    struct {
+        char name[16];
+        int size, first, last;
+    } group[8];
+};
 
 struct train_rank {
     int rc;
@@ -23,6 +37,8 @@ struct train_rank {
     struct {
         char kind[32], message[256];
     } event[TRAIN_EVENTS_MAX];
+    int n_traces;
+    struct train_trace trace[TRAIN_TRACES_MAX];
 };
 struct train_job {
     struct ranks_shared shared;
@@ -71,6 +87,31 @@ static void hook_event(void *arg, enum zt_event_level level, const char *kind,
     snprintf(me->event[me->n_events++].message, sizeof me->event[0].message, "%s", message);
 }
 
+static void hook_collectives(void *arg, const struct zt_step_trace *t) {
+    struct train_self *s = arg;
+    struct train_rank *me = &s->job->rank[s->rank];
+    if (me->n_traces == TRAIN_TRACES_MAX) return;
+    struct train_trace *to = &me->trace[me->n_traces++];
+    to->step = t->step;
+    to->start_ns = t->start_ns;
+    to->end_ns = t->end_ns;
+    to->n = t->n;
+    to->dropped = t->dropped;
+    for (int64_t i = 0; i < t->n && i < TRAIN_RECORDS_MAX; i++) {
+        to->record[i] = t->records[i];
+        to->exposed_ns[i] = t->exposed_ns[i];
+        to->stall_ns[i] = t->stall_ns[i];
+    }
+    to->n_groups = t->n_groups;
+    for (int i = 0; i < t->n_groups && i < 8; i++) {
+        const struct zt_comm_group *g = &t->groups[i];
+        snprintf(to->group[i].name, sizeof to->group[i].name, "%s", g->name);
+        to->group[i].size = g->size;
+        to->group[i].first = g->ranks[0];
+        to->group[i].last = g->ranks[g->size - 1];
+    }
+}
+
 static bool hook_stop(void *arg) {
     struct train_self *s = arg;
     const struct train_job *j = s->job;
@@ -101,6 +142,7 @@ static int train_rank(int rank, int world, void *arg) {
     struct zt_train_hooks h = {.arg = &self,
                                .comm_id = hook_comm_id,
                                .step = hook_step,
+                               .collectives = hook_collectives,
                                .event = hook_event,
                                .stop = hook_stop};
     me->rc = zt_train(&c, &h, &me->result, &me->err);
