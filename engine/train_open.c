@@ -26,8 +26,10 @@ static int open_device(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_train_config *c = t->config;
     const struct zt_spec *s = t->spec;
     struct zt_device_config dc = {c->device, (size_t)c->capacity_bytes};
-    struct zt_alloc_options ao = {(size_t)(s->memory.max_split_size_mib * (double)ZT_MIB),
-                                  s->memory.gc_threshold};
+    struct zt_alloc_options ao = {.max_split_size =
+                                      (size_t)(s->memory.max_split_size_mib * (double)ZT_MIB),
+                                  .gc_threshold = s->memory.gc_threshold,
+                                  .poison = ZT_FAILPOINT("engine.poison")};
     int rc = 0;
     t->recipe = zt_recipe_find(s->precision.recipe);
     if (!t->recipe || !t->recipe->supported)

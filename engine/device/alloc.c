@@ -34,6 +34,7 @@
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
+#define JUNK 0xFF                     /* options.poison: NaN in every type */
 #define MIN_BLOCK ((size_t)512)
 #define SMALL_LIMIT ZT_MIB            /* requests up to this go to the small pool */
 #define SMALL_SEGMENT (2 * ZT_MIB)
@@ -66,6 +67,7 @@ struct zt_alloc {
     struct zt_ledger *ledger;
     size_t max_split;
     double gc_threshold;
+    bool poison;
     struct zt_alloc_stats stats;
     struct zt_oom oom;
     struct pool small, large;
@@ -95,6 +97,24 @@ static void stat_add(struct zt_stat *stats, enum zt_pool pool, int64_t delta) {
 }
 
 static bool is_split(const struct block *b) { return b->prev || b->next; }
+
+/* ---- poison ---- */
+
+/* Under options.poison every byte of every block in a pool is JUNK. POISON above is ASan's. */
+static void fill_junk(const struct zt_alloc *a, struct block *b) {
+    if (a->poison) memset(b->address, JUNK, b->size);
+}
+
+static int check_junk(const struct zt_alloc *a, const struct block *b, struct zt_error *err) {
+    const unsigned char *p = b->address;
+    size_t i = 0;
+    if (!a->poison || (p[0] == JUNK && !memcmp(p, p + 1, b->size - 1))) return 0;
+    while (p[i] == JUNK) i++;
+    return zt_fail(err, ZT_EINTERNAL,
+                   "the memory for \"%s\" was written while it was free, first at byte %zu of %zu: "
+                   "somebody used a buffer after its zt_free, a stream that was not waited for?",
+                   b->name, i, b->size);
+}
 
 /* ---- host memory ---- */
 
@@ -274,6 +294,7 @@ static void free_block(struct zt_alloc *a, struct block *b) {
     int64_t size = (int64_t)b->size, split_count = 0, split_bytes = 0;
     struct block *neighbours[2] = {b->prev, b->next};
     ZT_ASSERT(!b->allocated && !b->events && !b->uses);
+    fill_junk(a, b);
     for (int i = 0; i < 2; i++) {
         size_t merged = merge(a, b, neighbours[i]);
         if (merged) split_count--;
@@ -447,6 +468,7 @@ static struct block *new_segment(struct zt_alloc *a, struct pool *p, int stream,
     b->size = bytes;
     b->pool = p;
     b->stream = stream;
+    fill_junk(a, b);
     POISON(b->address, b->size);
     stat_add(a->stats.segment, p->kind, 1);
     stat_add(a->stats.reserved_bytes, p->kind, (int64_t)bytes);
@@ -587,6 +609,10 @@ int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct 
                        max_split);
     if (!(gc >= 0 && gc < 1))
         return zt_fail(err, ZT_EINVAL, "memory.gc_threshold: %g is not in [0, 1)", gc);
+    if (o && o->poison && strcmp(zt_device_ops(d)->name, "cpu"))
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "allocator: poison needs memory that the host can write; device %s has none",
+                       zt_device_ops(d)->name);
     struct zt_alloc *a = calloc(1, sizeof *a);
     if (!a) return zt_fail(err, ZT_ENOMEM, "host memory for the allocator");
     a->device = d;
@@ -595,6 +621,7 @@ int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct 
     a->max_split = max_split ? max_split : SIZE_MAX;
     a->stats.max_split_size = max_split ? (int64_t)max_split : -1;
     a->gc_threshold = gc;
+    a->poison = o && o->poison;
     a->small.kind = ZT_POOL_SMALL;
     a->large.kind = ZT_POOL_LARGE;
     a->room_live = 256;
@@ -645,8 +672,12 @@ int zt_malloc(struct zt_alloc *a, size_t size, struct zt_stream *s, enum zt_tag 
     stat_add(a->stats.requested_bytes, p->kind, (int64_t)b->requested);
     if (b->size >= a->max_split) a->stats.oversize_allocations++;
     zt_ledger_alloc(a->ledger, tag, (int64_t)rounded, (int64_t)b->size);
-    *out = b->address;
-    return 0;
+    rc = check_junk(a, b, err);
+    if (rc)
+        zt_free(a, b->address);
+    else
+        *out = b->address;
+    return rc;
 }
 
 void zt_free(struct zt_alloc *a, void *p) {

@@ -37,7 +37,12 @@ struct zt_oom {
     int64_t by_tag[ZT_TAG_COUNT];
 };
 
-struct zt_alloc_options { size_t max_split_size; double gc_threshold; };
+/* poison (for tests; cpu only): memory is filled with 0xFF, which is NaN in every floating-point type,
+ * when it comes from the device and when its block becomes free. Who reads a freed or a new buffer
+ * reads NaN; a block that was written while it was free is ZT_EINTERNAL at its next zt_malloc. The
+ * fill happens on the calling thread at zt_free's place in program order (after record_stream: when
+ * the recorded streams have passed), so work of another stream that was not waited for sees it. */
+struct zt_alloc_options { size_t max_split_size; double gc_threshold; bool poison; };
 
 int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct zt_alloc_options *o,
                     struct zt_alloc **out, struct zt_error *err);

@@ -20,6 +20,10 @@ struct bench_options {
     int threads;
     bool no_overlap; /* options that run.yaml does not open yet */
     double bucket_mib;
+    const char *model; /* fields of the model, NULL = 3 layers of width 32 */
+    void (*tune)(struct zt_spec *s, const void *arg); /* last word on the specification */
+    const void *tune_arg;
+    bool poison; /* struct zt_alloc_options */
 };
 struct bench {
     int rank, world;
@@ -43,10 +47,11 @@ static inline int bench_spec(struct bench *b, const struct bench_options *o, str
     snprintf(
         text, sizeof text,
         "version: 1\nname: bench\n"
-        "model: {family: gpt2, layers: 3, heads: 2, dim: 32, vocab_size: 64, seq_len_max: %d}\n"
+        "model: {family: gpt2, %s, seq_len_max: %d}\n"
         "dataset: {path: /nowhere, tokenizer: none}\n"
         "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
-        BENCH_T, BENCH_T, o->more ? o->more : "");
+        o->model ? o->model : "layers: 3, heads: 2, dim: 32, vocab_size: 64", BENCH_T, BENCH_T,
+        o->more ? o->more : "");
     int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
     if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
     if (rc) return rc;
@@ -55,6 +60,7 @@ static inline int bench_spec(struct bench *b, const struct bench_options *o, str
     if (o->row) b->spec.parallelism.mode = o->row->mode;
     b->spec.parallelism.overlap = !o->no_overlap;
     b->spec.parallelism.bucket_mib = o->bucket_mib;
+    if (o->tune) o->tune(&b->spec, o->tune_arg);
     return 0;
 }
 
@@ -75,13 +81,17 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     b->world = world;
     RT_TRY(bench_spec(b, o, e));
     struct zt_device_config dc = {"cpu", o->capacity ? o->capacity : (size_t)64 << 20};
-    struct zt_alloc_options ao = {0, 0};
+    struct zt_alloc_options ao = {.poison = o->poison};
     RT_TRY(zt_device_open(&dc, &b->device, e));
     zt_ledger_init(&b->ledger);
     RT_TRY(zt_alloc_create(b->device, &b->ledger, &ao, &b->alloc, e));
     RT_TRY(zt_ops_cpu_create(o->threads ? o->threads : 1, NULL, NULL, &b->ctx, e));
     RT_TRY(zt_model_table_build(&b->spec.model, b->spec.parallelism.wrap,
                                 b->spec.parallelism.wrap_n, &b->table, e));
+    const char *patterns[ZT_SPEC_MAX_LIST];
+    for (int i = 0; i < b->spec.training.trainable.n; i++)
+        patterns[i] = b->spec.training.trainable.item[i];
+    RT_TRY(zt_model_set_trainable(&b->table, patterns, b->spec.training.trainable.n, e));
     struct zt_model_env env = {zt_ops_cpu(), b->ctx, b->alloc, b->device, &b->ledger, ZT_F32, ZT_F32};
     RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
     if (world > 1) {

@@ -151,7 +151,11 @@ Test(alloc, options_are_checked) {
     struct rig r;
     struct zt_alloc *a = NULL;
     rig_open(&r, 64 * MIB, NULL);
-    struct zt_alloc_options bad[] = {{20 * MIB, 0}, {1, 0}, {0, -0.1}, {0, 1.0}, {0, 0.0 / 0.0}};
+    struct zt_alloc_options bad[] = {{.max_split_size = 20 * MIB},
+                                     {.max_split_size = 1},
+                                     {.gc_threshold = -0.1},
+                                     {.gc_threshold = 1.0},
+                                     {.gc_threshold = 0.0 / 0.0}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cr_assert_eq(zt_alloc_create(r.d, &r.l, &bad[i], &a, &r.err), ZT_EINVAL);
         cr_assert_null(a);
@@ -847,15 +851,15 @@ static void fuzz_run(uint64_t seed, size_t capacity, struct zt_alloc_options o, 
 
 Test(alloc, against_the_model_roomy, .timeout = 120) {
     for (uint64_t seed = 1; seed <= 4; seed++)
-        fuzz_run(seed, 600 * MIB, (struct zt_alloc_options){0, 0}, 2500);
+        fuzz_run(seed, 600 * MIB, (struct zt_alloc_options){0}, 2500);
 }
 Test(alloc, against_the_model_tight, .timeout = 120) {
     for (uint64_t seed = 11; seed <= 16; seed++)
-        fuzz_run(seed, 120 * MIB, (struct zt_alloc_options){0, 0}, 2000);
+        fuzz_run(seed, 120 * MIB, (struct zt_alloc_options){0}, 2000);
 }
 Test(alloc, against_the_model_max_split, .timeout = 120) {
     for (uint64_t seed = 21; seed <= 26; seed++)
-        fuzz_run(seed, 220 * MIB, (struct zt_alloc_options){24 * MIB, 0}, 2000);
+        fuzz_run(seed, 220 * MIB, (struct zt_alloc_options){.max_split_size = 24 * MIB}, 2000);
 }
 
 /* Order is a function of the program alone: the same calls give the same offsets. */
