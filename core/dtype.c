@@ -18,6 +18,17 @@ const char *zt_dtype_name(enum zt_dtype t) {
     return (unsigned)t < ZT_DTYPE_COUNT ? dtypes[t].name : "?";
 }
 
+const char *zt_dtype_row_name(enum zt_dtype_row row) {
+    static const char *const names[ZT_ROW_COUNT] = {
+        [ZT_ROW_PARAMETER] = "parameter",   [ZT_ROW_GATHERED] = "gathered",
+        [ZT_ROW_COMPUTE] = "compute",       [ZT_ROW_ACTIVATION] = "activation",
+        [ZT_ROW_GRADIENT] = "gradient",     [ZT_ROW_REDUCE] = "reduce",
+        [ZT_ROW_OWN_GRADIENT] = "own_gradient", [ZT_ROW_MASTER] = "master",
+        [ZT_ROW_M] = "m",                   [ZT_ROW_V] = "v",
+    };
+    return (unsigned)row < ZT_ROW_COUNT ? names[row] : "?";
+}
+
 /* fp32: the parameter is the master, so there is no second copy. fsdp_mixed stores an fp32 shard and
  * casts it to bf16 for the gathered copy only; autocast casts for the kernels only. Recipes that
  * store 16-bit parameters without a master round stochastically, or small updates would vanish. */

@@ -27,6 +27,22 @@ struct zt_recipe {
     int scaled;             /* fp16: the loss is scaled */
     int supported;          /* 0: named and refused with "not in this version" */
 };
+/* The things of a run that have a number format; `zctl dtypes` has a row for each. */
+enum zt_dtype_row {
+    ZT_ROW_PARAMETER = 0, /* stored parameters */
+    ZT_ROW_GATHERED,      /* a unit's whole parameters; sent by a gather */
+    ZT_ROW_COMPUTE,       /* operands of the kernels */
+    ZT_ROW_ACTIVATION,    /* what forward saves for backward */
+    ZT_ROW_GRADIENT,      /* what backward wrote */
+    ZT_ROW_REDUCE,        /* what the ranks add up */
+    ZT_ROW_OWN_GRADIENT,  /* what the optimizer reads */
+    ZT_ROW_MASTER,
+    ZT_ROW_M,
+    ZT_ROW_V,
+    ZT_ROW_COUNT
+};
+const char *zt_dtype_row_name(enum zt_dtype_row row); /* "parameter", "gathered", ... */
+
 /* NULL when there is no such recipe. */
 const struct zt_recipe *zt_recipe_find(const char *name);
 /* Bytes per parameter that the optimizer keeps (master + m + v). */

@@ -4,6 +4,7 @@
 #ifndef ZT_ENGINE_REPORT_H
 #define ZT_ENGINE_REPORT_H
 #include <stdatomic.h>
+#include "core/dtype.h"
 #include "engine/device/ledger.h"
 #include "engine/trace/intervals.h"
 
@@ -12,7 +13,12 @@ struct zt_step_report {
     uint32_t generation;
     int64_t step;                 /* 1-based optimizer step just finished */
     bool last;                    /* the run's last step */
-    double loss, local_loss, grad_norm, lr;
+    double loss, local_loss, grad_norm, lr; /* grad_norm: before clipping, unscaled; NAN when not finite */
+    double clip_coefficient;      /* multiplied into every gradient; NAN when nothing was stepped */
+    double loss_scale;            /* of this step; NAN when the recipe does not scale the loss */
+    bool skipped;                 /* loss or gradients not finite: parameters, moments, step count kept */
+    int64_t skipped_steps;        /* so far in this generation, this step included */
+    int64_t nonfinite_gradients;  /* tensors of this rank's own part with one; -1 = not counted */
     int64_t tokens;               /* supervised tokens of this rank in this step (sum over ranks = global) */
     int64_t tokens_input, tokens_supervised, tokens_padding;
     int64_t global_batch;         /* sequences really in this window, all ranks */
@@ -38,6 +44,19 @@ struct zt_step_report {
         int64_t at_peak[ZT_TAG_COUNT];
         int64_t persistent[3];
     } init, eval;
+};
+
+/* What number formats a run really has: one row for each thing that has one. configured: what the recipe
+ * and run.yaml ask for; stored: the type of the buffers that were allocated for it; used: the type that
+ * the kernels and collectives were called with. Each an enum zt_dtype, or -1: there is no such thing
+ * (fp32 has no master, one rank reduces nothing, only a 16-bit compute copy is a buffer of its own). */
+struct zt_dtypes_report {
+    int rank;
+    uint32_t generation;
+    int64_t step;          /* after which it was read: the generation's first */
+    char recipe[24];
+    struct { int configured, stored, used; } row[ZT_ROW_COUNT];
+    char kernels[96];      /* e.g. "avx512, oneDNN 2.6.3 brg:avx512_core_bf16, ..." */
 };
 
 /* Shared mapping owned by the supervisor, written by the trainer, read after its death too. */

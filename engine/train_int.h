@@ -7,6 +7,7 @@
 #include "core/units.h"
 #include "engine/data/data.h"
 #include "engine/model/model.h"
+#include "engine/optim/scaler.h"
 #include "engine/shard/runtime.h"
 #include "engine/train.h"
 
@@ -92,6 +93,8 @@ struct zt_trainer {
     struct zt_intervals intervals;
     struct zt_probe probe;
     struct zt_schedule schedule;
+    struct zt_loss_scaler scaler; /* when the recipe scales the loss */
+    int64_t skipped;              /* steps so far */
     struct zt_window window;
     struct zt_growth growth;
     struct zt_trace trace;

@@ -38,6 +38,7 @@ static int open_device(struct zt_trainer *t, struct zt_error *err) {
     if (!zt_policy(s->parallelism.mode)->supported)
         TRY(zt_fail(err, ZT_EUNSUPPORTED, "parallelism.mode: %s is not in this version; use ddp",
                     zt_mode_name(s->parallelism.mode)));
+    zt_loss_scaler_init(&t->scaler, s->precision.scaler);
     if (zt_mesh_world(t->mesh) != c->world)
         TRY(zt_fail(err, ZT_EINVAL, "the mesh has %d ranks, the run has %d", zt_mesh_world(t->mesh),
                     c->world));

@@ -69,6 +69,8 @@ void zt_report_begin(struct zt_trainer *t) {
     r->generation = t->config->generation;
     r->step = t->step;
     r->local_loss = r->eval_loss = NAN;
+    r->clip_coefficient = r->loss_scale = NAN;
+    r->nonfinite_gradients = -1;
     r->checkpoint_seconds = r->eval_seconds = NAN;
     r->eval_tokens = r->eval_rows = -1;
     r->init = r->eval = no_window;

@@ -2,6 +2,7 @@
 /* engine/train_step.c: one optimizer step of one rank: window, micro-steps, one control message,
  * update. Memory and thread rules: train_int.h. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/train_int.h"
@@ -100,14 +101,53 @@ static void report_loss(struct zt_trainer *t, const struct zt_fixsum *own, int64
     r->straggler_wait_seconds = 1e-9 * (double)(comm_ns - all->least_comm_ns);
 }
 
+/* A skipped step is told when their number has doubled, so that many of them do not fill the log. */
+static void tell_skipped(const struct zt_trainer *t, double scale) {
+    const struct zt_step_report *r = &t->report;
+    char text[256];
+    if (!t->hooks->event || t->config->rank != 0 || (r->skipped_steps & (r->skipped_steps - 1)))
+        return;
+    int n = snprintf(text, sizeof text,
+                     "step %lld: the %s not finite; no parameter was changed (skipped so far: %lld)",
+                     (long long)r->step, isfinite(r->loss) ? "gradients are" : "loss is",
+                     (long long)r->skipped_steps);
+    if (!isnan(scale))
+        snprintf(text + n, sizeof text - (size_t)n, ", loss scale %g, next %g", scale,
+                 t->scaler.scale);
+    t->hooks->event(t->hooks->arg, t->recipe->scaled ? ZT_EVENT_INFO : ZT_EVENT_WARNING,
+                    "STEP_SKIPPED", text);
+}
+
+/* The loss does not carry the loss scale, so one that is not finite is never the scaler's doing. A
+ * gradient that is not finite is, until the scale has come down to 1. */
 static int update(struct zt_trainer *t, struct zt_error *err) {
     struct zt_step_report *r = &t->report;
+    bool skip = t->spec->precision.nonfinite == ZT_NONFINITE_SKIP, scaled = t->recipe->scaled;
+    struct zt_update u = {
+        .lr = zt_schedule_lr(&t->schedule, zt_runtime_updates(t->runtime)),
+        .loss_scale = scaled ? t->scaler.scale : 0,
+        .skip_nonfinite = skip || (scaled && !zt_loss_scaler_exhausted(&t->scaler)),
+        .skip = !isfinite(r->loss)};
     int rc = 0;
     int64_t start = zt_trainer_now(t);
+    if (u.skip && !skip) /* every rank has the same sum, so all of them stop here */
+        TRY(zt_fail(err, ZT_ENAN,
+                    "step %lld: the loss is not finite; no parameter was changed. Lower "
+                    "optimizer.lr, look at the data of this step, or set precision.nonfinite: skip",
+                    (long long)t->step));
     zt_progress_phase(t, ZT_PHASE_OPTIMIZER);
-    r->lr = zt_schedule_lr(&t->schedule, t->step - 1);
-    TRY(zt_runtime_update(t->runtime, r->lr, &r->grad_norm, err));
+    TRY(zt_runtime_update(t->runtime, &u, err));
     TRY(zt_runtime_collect(t->runtime, err));
+    if (scaled) zt_loss_scaler_update(&t->scaler, u.skipped);
+    t->skipped += u.skipped;
+    r->lr = u.lr;
+    r->grad_norm = u.grad_norm;
+    r->clip_coefficient = u.clip_coefficient;
+    r->nonfinite_gradients = u.nonfinite_gradients;
+    r->loss_scale = scaled ? u.loss_scale : NAN;
+    r->skipped = u.skipped;
+    r->skipped_steps = t->skipped;
+    if (u.skipped) tell_skipped(t, r->loss_scale);
     r->optimizer_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
 out:
     return rc;
@@ -118,6 +158,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     struct zt_fixsum loss;
     struct totals all;
     int64_t n_valid = 0, counted = 0, comm_ns = 0, start = zt_trainer_now(t);
+    double scale = t->recipe->scaled ? t->scaler.scale : 1.0;
     int rc = 0;
     zt_fixsum_zero(&loss);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_FORWARD); /* else data that fails does so in "eval" */
@@ -126,7 +167,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     TRY(next_window(t, &n_valid, err));
     r->data_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
     TRY(zt_runtime_window_begin(t->runtime, t->step, err));
-    TRY(micro_steps(t, 1.0 / (double)n_valid, &loss, &counted, err));
+    TRY(micro_steps(t, scale / (double)n_valid, &loss, &counted, err));
     TRY(zt_runtime_wait_gradients(t->runtime, err));
     TRY(zt_runtime_collect(t->runtime, err));
     if (zt_intervals_comm_ns(&t->intervals, INT64_MAX, &comm_ns))
@@ -136,11 +177,6 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
         TRY(zt_fail(err, ZT_EINTERNAL, "step %lld: %lld tokens were counted, %lld announced",
                     (long long)t->step, (long long)all.valid, (long long)n_valid));
     report_loss(t, &loss, comm_ns, &all);
-    if (!isfinite(r->loss)) /* every rank has the same sum, so all of them stop here */
-        TRY(zt_fail(err, ZT_ENAN,
-                    "step %lld: the loss is not finite; no parameter was changed. Lower "
-                    "optimizer.lr or look at the data of this step",
-                    (long long)t->step));
     TRY(update(t, err));
     t->stop = all.stop;
     int64_t end = zt_trainer_now(t);

@@ -52,10 +52,25 @@ int zt_runtime_eval_end(struct zt_runtime *r, struct zt_error *err);
 /* Issues the waits for this window's reductions on the compute stream; update does it if it was not
  * done. Apart so that the trainer can read communication times before the update. */
 int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err);
+/* An update: what the trainer asks for, then what came of it. */
+struct zt_update {
+    double lr;
+    double loss_scale;   /* the gradients are this many times too large; 0 = not scaled */
+    bool skip_nonfinite; /* gradients not finite: skip the update; else it is ZT_ENAN */
+    bool skip;           /* skip it whatever the gradients are: the loss was not finite */
+    /* out */
+    double grad_norm;    /* over all ranks, unscaled, before clipping; NAN when not finite */
+    double clip_coefficient; /* NAN when nothing was stepped */
+    bool skipped;
+    int64_t nonfinite_gradients; /* tensors with one, in this rank's own part */
+};
 /* Waits for the reductions, gets the exact gradient norm over all ranks, clips, steps AdamW,
- * gathers (per policy), drops the gradients. grad_norm is the pre-clip norm; non-finite: ZT_ENAN
- * before any parameter is touched. */
-int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err);
+ * gathers (per policy), drops the gradients. Every rank decides alike whether to step; a skipped
+ * update leaves parameters, moments and the optimizer's step count as they were. ZT_ENAN: the same,
+ * and names the first tensor and the rank that has it. */
+int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error *err);
+/* Updates that were carried out: AdamW's step count and the schedule's position. */
+int64_t zt_runtime_updates(const struct zt_runtime *r);
 
 /* Takes the collectives finished since the last call out of the event log: their intervals go to
  * env.intervals, their bytes to the counter. Call it when none is in flight. */

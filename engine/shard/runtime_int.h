@@ -45,7 +45,8 @@ struct zt_runtime {
     struct zt_stream *reduce, *gather; /* NULL when nothing is ever sent */
     int shard, replicate;              /* degrees */
     int shard_index;
-    int64_t step;
+    int64_t step;    /* of the window */
+    int64_t updates; /* carried out; behind `step` when some were skipped */
     bool last_micro, in_window, evaluating;
     int *launched;
     int n_launched; /* groups with a reduction in flight, in launch order */

@@ -7,11 +7,18 @@
  * gradients over ranks, so clipping cannot make modes differ. Padding and alignment gaps are left
  * out, and so are replicas: only replicate coordinate 0 contributes when the limbs travel. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/shard/runtime_int.h"
 
-static int squares_of(struct zt_runtime *r, struct rt_group *g, struct zt_fixsum *sum,
+struct norm {
+    struct zt_fixsum sum; /* of squares, still times the loss scale squared */
+    int64_t bad;          /* own tensors with a gradient that is not finite, and the first of them */
+    int first_bad;
+};
+
+static int squares_of(struct zt_runtime *r, struct rt_group *g, struct norm *n,
                       struct zt_error *err) {
     enum zt_dtype t;
     void *base = rt_own_gradient(r, g, &t);
@@ -21,17 +28,29 @@ static int squares_of(struct zt_runtime *r, struct rt_group *g, struct zt_fixsum
     for (int i = 0; i < g->def->n_entries; i++) {
         const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
         struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+        struct zt_fixsum one;
         if (!p.count) continue;
-        int rc = r->env.ops->sum_squares(r->env.ctx, t, rt_at(base, p.at, t), p.count, sum, err);
+        zt_fixsum_zero(&one);
+        int rc = r->env.ops->sum_squares(r->env.ctx, t, rt_at(base, p.at, t), p.count, &one, err);
         if (rc) return rc;
+        if (isnan(zt_fixsum_value(&one))) {
+            n->bad++;
+            if (n->first_bad < 0 || e->tensor < n->first_bad) n->first_bad = e->tensor;
+        }
+        zt_fixsum_merge(&n->sum, &one);
     }
     return 0;
 }
 
-/* Adds the limbs of all ranks; only where ranks own different elements. */
+/* Whether ranks own different elements, so that sums of them have to travel. */
+static bool owners_differ(const struct zt_runtime *r) {
+    return r->shard > 1 && r->policy->shard_optimizer;
+}
+
+/* Adds the limbs of all ranks; the flag of a value that is not finite travels with them. */
 static int sum_over_ranks(struct zt_runtime *r, struct zt_fixsum *sum, struct zt_error *err) {
     struct zt_coll_why why = {"", "gradient norm", r->step, true};
-    if (r->shard == 1 || !r->policy->shard_optimizer) return 0;
+    if (!owners_differ(r)) return 0;
     if (zt_mesh_coords(r->env.mesh, r->env.rank).replicate != 0) zt_fixsum_zero(sum);
     int rc = zt_all_reduce(r->env.control, sum->word, ZT_FIXSUM_WORDS, ZT_I64, ZT_SUM,
                            zt_device_compute(r->env.device), &why, err);
@@ -39,20 +58,41 @@ static int sum_over_ranks(struct zt_runtime *r, struct zt_fixsum *sum, struct zt
     return rc;
 }
 
-static int gradient_norm(struct zt_runtime *r, double *norm, struct zt_error *err) {
-    struct zt_fixsum sum;
-    zt_fixsum_zero(&sum);
+static int gradient_norm(struct zt_runtime *r, struct norm *n, struct zt_error *err) {
+    n->bad = 0;
+    n->first_bad = -1;
+    zt_fixsum_zero(&n->sum);
     for (int i = 0; i < r->layout.n_groups; i++) {
         struct rt_group *g = &r->groups[i];
-        int rc = g->def->trainable ? squares_of(r, g, &sum, err) : 0;
+        int rc = g->def->trainable ? squares_of(r, g, n, err) : 0;
         if (rc) return rc;
     }
-    int rc = sum_over_ranks(r, &sum, err);
-    *norm = sqrt(zt_fixsum_value(&sum));
-    return rc;
+    return sum_over_ranks(r, &n->sum, err);
 }
 
-static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, double clip,
+/* Every rank comes here in the same step: the flag was summed. Says which tensor, and who has it. */
+static int refuse_nonfinite(struct zt_runtime *r, const struct norm *n, struct zt_error *err) {
+    struct zt_coll_why why = {"", "gradient that is not finite", r->step, true};
+    int world = zt_mesh_world(r->env.mesh), rank = r->env.rank, rc;
+    int64_t own = n->first_bad, first = own, *all = NULL;
+    if (owners_differ(r)) {
+        all = calloc((size_t)world, sizeof *all);
+        if (!all) return zt_fail(err, ZT_ENOMEM, "gradient norm: no host memory");
+        rc = zt_all_gather(r->env.control, &own, all, 1, ZT_I64, zt_device_compute(r->env.device),
+                           &why, err);
+        for (rank = 0; rc == 0 && rank < world - 1 && all[rank] < 0;) rank++;
+        first = all[rank];
+        free(all);
+        if (rc) return rc;
+    }
+    return zt_fail(err, ZT_ENAN,
+                   "step %lld: the gradient of %s is not finite (first such tensor; in rank %d's "
+                   "part, after the sum over ranks); no parameter was changed. Lower optimizer.lr, "
+                   "look at the data of this step, or set precision.nonfinite: skip",
+                   (long long)r->step, first < 0 ? "?" : r->env.table->tensors[first].name, rank);
+}
+
+static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, double factor,
                       struct zt_error *err) {
     const struct zt_spec *s = r->env.spec;
     struct zt_optim_config c = {s->optimizer.beta1, s->optimizer.beta2, s->optimizer.eps,
@@ -67,38 +107,51 @@ static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, doubl
                                    .grad_dtype = grad_dtype,
                                    .param16 = g->master ? stored : NULL,
                                    .param_dtype = g->def->dtype};
-    return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, clip, r->step,
-                          err);
+    return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, factor,
+                          r->updates, err);
 }
 
-int zt_runtime_update(struct zt_runtime *r, double lr, double *grad_norm, struct zt_error *err) {
+/* AdamW on what this rank owns; what was stepped is gathered while the next groups are stepped. */
+static int step_all(struct zt_runtime *r, struct zt_update *u, struct zt_error *err) {
+    int rc = 0;
+    RT_TRY(rt_state_moments(r, err));
+    u->clip_coefficient = zt_clip_coefficient(u->grad_norm, r->env.spec->optimizer.max_norm);
+    /* Divided and clipped by one factor: a second rounding could only lose bits. */
+    double factor = u->clip_coefficient / (u->loss_scale > 0 ? u->loss_scale : 1.0);
+    r->updates++;
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        if (!g->def->trainable) continue;
+        RT_TRY(step_group(r, g, u->lr, factor, err));
+        RT_TRY(rt_gather_updated(r, g, err));
+    }
+out:
+    return rc;
+}
+
+int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error *err) {
+    struct norm n;
     int rc = 0;
     ZT_ASSERT(r->in_window && r->last_micro);
     zt_ledger_set_phase(r->env.ledger, ZT_PHASE_OPTIMIZER);
     RT_TRY(zt_runtime_wait_gradients(r, err));
     int64_t start = rt_now(r);
-    RT_TRY(gradient_norm(r, grad_norm, err));
-    if (!isfinite(*grad_norm))
-        RT_TRY(
-            zt_fail(err, ZT_ENAN,
-                    "step %lld: the gradient norm is not finite; no parameter was changed. Lower "
-                    "optimizer.lr or look at the data of this step",
-                    (long long)r->step));
-    RT_TRY(rt_state_moments(r, err));
-    double clip = zt_clip_coefficient(*grad_norm, r->env.spec->optimizer.max_norm);
-    for (int i = 0; i < r->layout.n_groups; i++) {
-        struct rt_group *g = &r->groups[i];
-        if (!g->def->trainable) continue;
-        RT_TRY(step_group(r, g, lr, clip, err));
-        RT_TRY(rt_gather_updated(r, g, err)); /* while the next groups are stepped */
-    }
+    RT_TRY(gradient_norm(r, &n, err));
+    u->grad_norm = sqrt(zt_fixsum_value(&n.sum)) / (u->loss_scale > 0 ? u->loss_scale : 1.0);
+    u->clip_coefficient = NAN;
+    u->nonfinite_gradients = n.bad;
+    u->skipped = u->skip || (u->skip_nonfinite && !isfinite(u->grad_norm));
+    if (!u->skipped && !isfinite(u->grad_norm)) RT_TRY(refuse_nonfinite(r, &n, err));
+    if (!u->skipped) RT_TRY(step_all(r, u, err));
     RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
-    RT_TRY(rt_gather_updated_wait(r, err));
+    if (!u->skipped) RT_TRY(rt_gather_updated_wait(r, err));
     for (int i = 0; i < r->layout.n_groups; i++) rt_gradient_drop(r, &r->groups[i]);
     r->in_window = false;
 out:
     return rc;
 }
+
+int64_t zt_runtime_updates(const struct zt_runtime *r) { return r->updates; }
 
 /* ---- what was sent ---- */
 

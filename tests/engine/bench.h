@@ -183,10 +183,17 @@ out:
     return rc;
 }
 
+static inline int bench_update(struct bench *b, double lr, struct zt_error *e) {
+    struct zt_update u = {.lr = lr};
+    int rc = zt_runtime_update(b->runtime, &u, e);
+    b->norm = u.grad_norm;
+    return rc;
+}
+
 static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64_t n,
                              int64_t micros, struct zt_error *e) {
     int rc = bench_window(b, step, first, n, micros, e);
-    if (rc == 0) rc = zt_runtime_update(b->runtime, 1e-2, &b->norm, e);
+    if (rc == 0) rc = bench_update(b, 1e-2, e);
     if (rc == 0) rc = zt_runtime_collect(b->runtime, e);
     return rc;
 }

@@ -161,7 +161,7 @@ static int bytes_rank(int rank, int world, void *arg) {
             EXPECT(at.gradients == want.gradients, "gradients %lld", (long long)at.gradients);
             EXPECT(b.ledger.requested[ZT_TAG_GRADIENTS] == want.gradients, "ledger gradients");
         }
-        OK(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e));
+        OK(bench_update(&b, 1e-3, &e));
         at = zt_runtime_requested(b.runtime);
         EXPECT(at.parameters == want.parameters, "parameters %lld", (long long)at.parameters);
         EXPECT(at.optimizer == want.optimizer, "optimizer %lld", (long long)at.optimizer);
@@ -258,7 +258,7 @@ static int weight_rank(int rank, int world, void *arg) {
         for (int64_t k = 0; k < b.table.tensors[t].numel; k++)
             EXPECT(g[k] == 1.75f, "tensor %d element %lld is %g", t, (long long)k, (double)g[k]);
     }
-    OK(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e));
+    OK(bench_update(&b, 1e-3, &e));
     double want = 1.75 * sqrt((double)b.table.parameters);
     EXPECT(fabs(b.norm - want) < 1e-9 * want, "norm %.12g, expected %.12g", b.norm, want);
     bench_close(&b);
@@ -294,7 +294,7 @@ static int masked_rank(int rank, int world, void *arg) {
     OK(zt_runtime_window_begin(b.runtime, 1, &e));
     OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
     OK(zt_model_step(b.model, &s, &batch, (float)(1.0 / 16), true, false, &sum, &valid, &e));
-    OK(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e));
+    OK(bench_update(&b, 1e-3, &e));
     j->r[0][rank] = (struct bench_result){.norm = b.norm, .loss = zt_fixsum_value(&sum) / 16};
     bench_close(&b);
     return 0;
@@ -329,7 +329,7 @@ static int nan_rank(int rank, int world, void *arg) {
             ((float *)v.grad[2])[5] = NAN; /* one element of one rank */
         OK(s.backward_end(s.arg, u, &e));
     }
-    EXPECT(zt_runtime_update(b.runtime, 1e-3, &b.norm, &e) == ZT_ENAN, "update went through");
+    EXPECT(bench_update(&b, 1e-3, &e) == ZT_ENAN, "update went through");
     OK(zt_runtime_parameter_hash(b.runtime, &after, NULL, &e));
     EXPECT(before.lo == after.lo && before.hi == after.hi, "parameters were touched");
     bench_close(&b);

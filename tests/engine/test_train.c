@@ -130,7 +130,7 @@ static void window_of(struct zt_trainer *t, const struct zt_window *w, int64_t f
     struct zt_fixsum loss;
     struct zt_error e = {0};
     int64_t valid = 0;
-    double norm;
+    struct zt_update u = {.lr = 1e-3};
     zt_fixsum_zero(&loss);
     cr_assert_eq(zt_runtime_window_begin(t->runtime, step, &e), 0, "%s", e.msg);
     for (int64_t m = from; m < to; m++) {
@@ -142,7 +142,7 @@ static void window_of(struct zt_trainer *t, const struct zt_window *w, int64_t f
                                    &loss, &valid, &e),
                      0, "%s", e.msg);
     }
-    if (update) cr_assert_eq(zt_runtime_update(t->runtime, 1e-3, &norm, &e), 0, "%s", e.msg);
+    if (update) cr_assert_eq(zt_runtime_update(t->runtime, &u, &e), 0, "%s", e.msg);
 }
 
 /* The gradient of a short tail of two equals, bit for bit, that of a run that accumulates two. */
