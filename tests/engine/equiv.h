@@ -225,7 +225,7 @@ static inline int eq_one_step(struct eq_job *j, struct bench *b, int64_t step, s
                         zt_mesh_dp_index(b->mesh, b->rank), &loss, e));
     RT_TRY(zt_runtime_wait_gradients(b->runtime, e));
     if (step == 1) eq_export(j, b, EQ_GRADIENT);
-    RT_TRY(zt_runtime_update(b->runtime, 1e-3, &b->norm, e));
+    RT_TRY(bench_update(b, 1e-3, e));
     RT_TRY(zt_runtime_collect(b->runtime, e));
     RT_TRY(eq_note(j, b, step, &loss, e));
 out:
@@ -317,7 +317,7 @@ static inline int eq_reference_step(struct eq_job *j, struct bench *b, int64_t s
     }
     eq_put(b, total);
     if (step == 1) eq_export(j, b, EQ_GRADIENT);
-    RT_TRY(zt_runtime_update(b->runtime, 1e-3, &b->norm, e));
+    RT_TRY(bench_update(b, 1e-3, e));
     RT_TRY(eq_note(j, b, step, &loss, e));
 out:
     return rc;
