@@ -52,20 +52,33 @@ static int64_t buffer(int64_t elements, enum zt_dtype type) {
     return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(type), 512);
 }
 
+static void add_group(struct zt_state_bytes *s, const struct zt_group_size *g, enum zt_mode mode,
+                      int S, const struct zt_recipe *r) {
+    const bool cut_p = (mode == ZT_ZERO3 || mode == ZT_FSDP), cut_g = cut_p || mode == ZT_ZERO2;
+    const int64_t n = g->elements, own = mode == ZT_DDP ? n : n / S;
+    ZT_ASSERT(n % S == 0);
+    s->parameters += buffer(cut_p && !g->persistent ? n / S : n, r->param);
+    if (!g->trainable)
+        return;
+    s->gradients += cut_g ? buffer(n / S, r->own) : buffer(n, r->grad);
+    s->optimizer += 2 * buffer(own, r->moment) + (r->has_master ? buffer(own, ZT_F32) : 0);
+}
+
+struct zt_state_bytes zt_state_of_groups(const struct zt_group_size *g, int n, enum zt_mode mode,
+                                         int shard_degree, const struct zt_recipe *r) {
+    struct zt_state_bytes s = {0, 0, 0};
+    for (int i = 0; i < n; i++)
+        add_group(&s, &g[i], mode, shard_degree, r);
+    return s;
+}
+
 struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
                                        int shard_degree, const struct zt_recipe *r) {
     struct zt_state_bytes s = {0, 0, 0};
-    const int S = shard_degree;
-    const int p_cut = mode == ZT_ZERO3 || mode == ZT_FSDP ? S : 1;
-    const int g_cut = mode == ZT_ZERO2 || p_cut > 1 ? S : 1;
-    const int o_cut = mode == ZT_DDP ? 1 : S;
-    for (int u = 0; u < t->n_units; u++) {
-        int64_t trainable = unit_padded(t, u, false, S), frozen = unit_padded(t, u, true, S);
-        s.parameters += buffer(trainable / p_cut, r->param) + buffer(frozen / p_cut, r->param);
-        s.gradients += buffer(trainable / g_cut, r->grad);
-        s.optimizer += 2 * buffer(trainable / o_cut, r->moment);
-        if (r->has_master)
-            s.optimizer += buffer(trainable / o_cut, ZT_F32);
-    }
+    for (int u = 0; u < t->n_units; u++)
+        for (int frozen = 0; frozen < 2; frozen++) {
+            struct zt_group_size g = {unit_padded(t, u, frozen, shard_degree), !frozen, false};
+            add_group(&s, &g, mode, shard_degree, r);
+        }
     return s;
 }

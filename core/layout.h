@@ -23,7 +23,15 @@ int64_t zt_group_padded(const int64_t *numel, int n, int shard_degree);
 int64_t zt_model_padded(const struct zt_model_table *t, int shard_degree);
 
 struct zt_state_bytes { int64_t parameters, gradients, optimizer; };
-/* Persistent bytes per rank of a mode: each group's buffer rounded up to 512, requested bytes (D4). */
+/* One flat group: elements with padding, for the shard degree asked about. A persistent one (small
+ * tensors) is stored whole in every mode; its gradients and moments are cut like any other's. */
+struct zt_group_size { int64_t elements; bool trainable, persistent; };
+/* Persistent bytes per rank of a mode: each group's buffer rounded up to 512, requested bytes (D4).
+ * Gradients are those that last: whole ones, or the shard; not a unit's whole ones on their way to
+ * the shard. Replicas never divide. */
+struct zt_state_bytes zt_state_of_groups(const struct zt_group_size *g, int n, enum zt_mode mode,
+                                         int shard_degree, const struct zt_recipe *r);
+/* The same for a model cut into one group per unit and trainability: bucket_mib 0, threshold 0. */
 struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
                                        int shard_degree, const struct zt_recipe *r);
 #endif

@@ -44,6 +44,78 @@ Test(layout, paper_values) {
                            llama8b[i].gib, 6e-4);
 }
 
+/* Bytes per parameter: parameter, gradient, optimizer; and 1e9 of them in GB, whole on one rank. */
+Test(layout, recipes) {
+    static const struct { const char *name; int p, g, own, o; } rows[] = {
+        {"fp32", 4, 4, 4, 8},      {"mixed16", 2, 2, 2, 12},        {"mixed16_g32", 2, 4, 4, 12},
+        {"fp16", 2, 2, 2, 12},     {"mixed16_nomaster", 2, 2, 2, 8}, {"pure_bf16", 2, 2, 2, 4},
+        {"autocast", 4, 4, 4, 8},  {"fsdp_mixed", 4, 2, 4, 8},
+    };
+    static const int64_t n = 1 << 20; /* whole buffers of 512 bytes, also in eighths */
+    struct zt_model_table t = single(n);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const struct zt_recipe *r = zt_recipe_find(rows[i].name);
+        cr_assert_not_null(r, "%s", rows[i].name);
+        struct zt_state_bytes ddp = zt_state_formula(&t, ZT_DDP, 1, r);
+        cr_assert_eq(ddp.parameters, rows[i].p * n, "%s", rows[i].name);
+        cr_assert_eq(ddp.gradients, rows[i].g * n, "%s", rows[i].name);
+        cr_assert_eq(ddp.optimizer, rows[i].o * n, "%s", rows[i].name);
+        struct zt_state_bytes z1 = zt_state_formula(&t, ZT_ZERO1, 8, r);
+        cr_assert(z1.parameters == ddp.parameters && z1.gradients == ddp.gradients);
+        cr_assert_eq(z1.optimizer, rows[i].o * n / 8);
+        struct zt_state_bytes z2 = zt_state_formula(&t, ZT_ZERO2, 8, r);
+        cr_assert_eq(z2.parameters, ddp.parameters);
+        cr_assert_eq(z2.gradients, rows[i].own * n / 8, "%s", rows[i].name);
+        cr_assert_eq(z2.optimizer, rows[i].o * n / 8);
+        for (int m = ZT_ZERO3; m <= ZT_FSDP; m++) {
+            struct zt_state_bytes z3 = zt_state_formula(&t, (enum zt_mode)m, 8, r);
+            cr_assert(z3.parameters == rows[i].p * n / 8 && z3.gradients == z2.gradients &&
+                      z3.optimizer == z2.optimizer, "%s", rows[i].name);
+        }
+    }
+}
+
+/* 16 ranks as tensor 2 x replicate 2 x shard 4, 1e9 parameters all cut by tensor: each rank holds
+ * what one of 4 shards of 5e8 holds; the replicas divide nothing. */
+Test(layout, only_the_shard_degree_divides) {
+    cr_assert_float_eq(total_gb(500000000, ZT_FSDP, 4), 2.0, 1e-5);
+    cr_assert_float_eq(total_gb(500000000, ZT_ZERO2, 4), 2.75, 1e-5);
+    cr_assert_float_eq(total_gb(500000000, ZT_ZERO1, 4), 3.5, 1e-5);
+    cr_assert_float_eq(total_gb(500000000, ZT_DDP, 1), 8.0, 1e-5);
+}
+
+/* A frozen base and a small part that trains. */
+static double partial_gb(int64_t frozen, int64_t trainable, enum zt_mode mode, int shard) {
+    struct zt_tensor_def tensors[2] = {{.numel = trainable}, {.numel = frozen, .frozen = true}};
+    struct zt_unit_def unit = {"root", 0, 2};
+    struct zt_model_table t = {.n_tensors = 2, .n_units = 1, .tensors = tensors, .units = &unit};
+    struct zt_state_bytes s = zt_state_formula(&t, mode, shard, zt_recipe_find("mixed16"));
+    return (double)(s.parameters + s.gradients + s.optimizer) / 1e9;
+}
+
+Test(layout, partial_training) {
+    /* 1e9, of which 1e7 train: 2.0 + 0.02 + 0.12 */
+    cr_assert_float_eq(partial_gb(990000000, 10000000, ZT_DDP, 1), 2.14, 1e-6);
+    /* Llama3-8B and adapters of rank 16 on q and v: 2 (N + n) + 14 n */
+    cr_assert_float_eq(partial_gb(8030261248, 6815744, ZT_DDP, 1), 16.16957, 6e-6);
+    cr_assert_float_eq(partial_gb(8030261248, 6815744, ZT_FSDP, 8), 2.02120, 6e-6);
+}
+
+/* Groups as the engine builds them: small tensors kept whole, gradients and moments cut all the
+ * same. 992 and 96 elements at shard 2, mixed16:
+ * P 992/2*2 = 992 -> 1024, 96*2 = 192 -> 512; G 1024, 96/2*2 = 96 -> 512;
+ * O 3 x (496*4 = 1984 -> 2048) + 3 x (48*4 = 192 -> 512). */
+Test(layout, persistent_groups) {
+    static const struct zt_group_size g[3] = {
+        {992, true, false}, {96, true, true}, {32, false, true}};
+    struct zt_state_bytes s = zt_state_of_groups(g, 2, ZT_FSDP, 2, zt_recipe_find("mixed16"));
+    cr_assert_eq(s.parameters, 1024 + 512);
+    cr_assert_eq(s.gradients, 1024 + 512);
+    cr_assert_eq(s.optimizer, 3 * (2048 + 512));
+    s = zt_state_of_groups(g, 3, ZT_FSDP, 2, zt_recipe_find("mixed16"));
+    cr_assert(s.parameters == 1024 + 512 + 512 && s.gradients == 1024 + 512, "a frozen one");
+}
+
 Test(layout, padding) {
     static const int64_t n[] = {1, 16, 17, 100};
     /* 16 + 16 + 32 + 112 = 176 */
