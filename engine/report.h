@@ -53,10 +53,11 @@ struct zt_step_report {
 struct zt_dtypes_report {
     int rank;
     uint32_t generation;
-    int64_t step;          /* after which it was read: the generation's first */
+    int64_t step;          /* after which it was read: the generation's first that was not skipped */
     char recipe[24];
     struct { int configured, stored, used; } row[ZT_ROW_COUNT];
-    char kernels[96];      /* e.g. "avx512, oneDNN 2.6.3 brg:avx512_core_bf16, ..." */
+    char compute[64];      /* how a GEMM multiplies, e.g. "bf16, fp32 sums", "fp32 (bf16 emulated)" */
+    char kernels[128];     /* e.g. "avx512, oneDNN 2.6.3 brg:avx512_core_bf16, 2 threads, ..." */
 };
 
 /* Shared mapping owned by the supervisor, written by the trainer, read after its death too. */

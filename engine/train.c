@@ -35,6 +35,7 @@ static int one_step(struct zt_trainer *t, struct zt_train_result *result, struct
         memcpy(result->parameter_hash, t->report.parameter_hash, sizeof result->parameter_hash);
     }
     TRY(zt_report_memory(t, err));
+    zt_report_dtypes(t);
     if (eval_due(t, last)) TRY(zt_trainer_eval(t, err));
     result->steps = t->step;
     if (t->config->progress) atomic_store(&t->config->progress->step, t->step);

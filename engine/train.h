@@ -49,7 +49,7 @@ struct zt_train_hooks {
     int (*step)(void *arg, const struct zt_step_report *r, struct zt_error *err);
     /* before `step`, for steps 1 to 3 of a generation, every metrics.log_freq-th and the last */
     void (*collectives)(void *arg, const struct zt_step_trace *t);
-    /* once, after the generation's first step: the number formats that are really there; may be NULL */
+    /* once, after the generation's first update: the number formats that are really there */
     void (*dtypes)(void *arg, const struct zt_dtypes_report *d);
     /* kind: "MEMORY_GROWTH", "DATA_SKIPPED", ... (upper case, stable) */
     void (*event)(void *arg, enum zt_event_level level, const char *kind, const char *message);

@@ -102,7 +102,7 @@ struct zt_trainer {
     int32_t *line;             /* host, one sample: seq_len + 1 tokens */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
-    bool counts_static, stop;
+    bool counts_static, stop, dtypes_told;
     struct zt_step_report report;
 };
 #define ZT_CONTROL_WORDS 16
@@ -127,6 +127,7 @@ void zt_trace_free(struct zt_trace *a);
 /* train_report.c */
 void zt_report_begin(struct zt_trainer *t); /* window peaks so far, fields to missing */
 int zt_report_memory(struct zt_trainer *t, struct zt_error *err);
+void zt_report_dtypes(struct zt_trainer *t); /* once, when there was an update */
 void zt_report_window(const struct zt_ledger *l, const struct zt_runtime *r,
                       struct zt_window_peak *out);
 void zt_hash_text(struct zt_hash128 h, char out[33]);

@@ -111,6 +111,21 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
     return 0;
 }
 
+void zt_report_dtypes(struct zt_trainer *t) {
+    struct zt_dtypes_report d = {
+        .rank = t->config->rank, .generation = t->config->generation, .step = t->step};
+    const char *how = zt_ops_cpu_compute(t->ctx, t->recipe->compute);
+    if (t->dtypes_told || !t->hooks->dtypes || zt_runtime_updates(t->runtime) < 1) return;
+    t->dtypes_told = true;
+    snprintf(d.recipe, sizeof d.recipe, "%s", t->recipe->name);
+    snprintf(d.compute, sizeof d.compute, "%s", how ? how : "?");
+    snprintf(d.kernels, sizeof d.kernels, "%s", zt_ops_cpu_describe(t->ctx));
+    zt_runtime_dtypes(t->runtime, &d);
+    /* The model allocates its activations and calls its kernels in this type. */
+    d.row[ZT_ROW_ACTIVATION].stored = d.row[ZT_ROW_COMPUTE].used = (int)t->recipe->compute;
+    t->hooks->dtypes(t->hooks->arg, &d);
+}
+
 /* From the second step of a generation on nothing new should stay. A leak is reported when it
  * appears and each time it has doubled, so that a slow one does not fill the event log. */
 bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, int64_t step,

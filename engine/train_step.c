@@ -101,16 +101,18 @@ static void report_loss(struct zt_trainer *t, const struct zt_fixsum *own, int64
     r->straggler_wait_seconds = 1e-9 * (double)(comm_ns - all->least_comm_ns);
 }
 
-/* A skipped step is told when their number has doubled, so that many of them do not fill the log. */
+/* A skipped step is told when their number has doubled, so that many of them do not fill the log.
+ */
 static void tell_skipped(const struct zt_trainer *t, double scale) {
     const struct zt_step_report *r = &t->report;
     char text[256];
     if (!t->hooks->event || t->config->rank != 0 || (r->skipped_steps & (r->skipped_steps - 1)))
         return;
-    int n = snprintf(text, sizeof text,
-                     "step %lld: the %s not finite; no parameter was changed (skipped so far: %lld)",
-                     (long long)r->step, isfinite(r->loss) ? "gradients are" : "loss is",
-                     (long long)r->skipped_steps);
+    int n =
+        snprintf(text, sizeof text,
+                 "step %lld: the %s not finite; no parameter was changed (skipped so far: %lld)",
+                 (long long)r->step, isfinite(r->loss) ? "gradients are" : "loss is",
+                 (long long)r->skipped_steps);
     if (!isnan(scale))
         snprintf(text + n, sizeof text - (size_t)n, ", loss scale %g, next %g", scale,
                  t->scaler.scale);
@@ -123,11 +125,11 @@ static void tell_skipped(const struct zt_trainer *t, double scale) {
 static int update(struct zt_trainer *t, struct zt_error *err) {
     struct zt_step_report *r = &t->report;
     bool skip = t->spec->precision.nonfinite == ZT_NONFINITE_SKIP, scaled = t->recipe->scaled;
-    struct zt_update u = {
-        .lr = zt_schedule_lr(&t->schedule, zt_runtime_updates(t->runtime)),
-        .loss_scale = scaled ? t->scaler.scale : 0,
-        .skip_nonfinite = skip || (scaled && !zt_loss_scaler_exhausted(&t->scaler)),
-        .skip = !isfinite(r->loss)};
+    struct zt_update u = {.lr = zt_schedule_lr(&t->schedule, zt_runtime_updates(t->runtime)),
+                          .loss_scale = scaled ? t->scaler.scale : 0,
+                          .skip_nonfinite =
+                              skip || (scaled && !zt_loss_scaler_exhausted(&t->scaler)),
+                          .skip = !isfinite(r->loss)};
     int rc = 0;
     int64_t start = zt_trainer_now(t);
     if (u.skip && !skip) /* every rank has the same sum, so all of them stop here */

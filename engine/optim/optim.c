@@ -9,10 +9,13 @@ double zt_clip_coefficient(double norm, double max_norm) {
     return c < 1.0 ? c : 1.0;
 }
 
+static void *at(void *base, int64_t elements, enum zt_dtype t) {
+    return (char *)base + (size_t)elements * zt_dtype_size(t);
+}
+
 int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct zt_optim_config *c,
-                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n,
-                   double lr, double clip, int64_t t, struct zt_error *err) {
-    size_t gsize = zt_dtype_size(s->grad_dtype), psize = zt_dtype_size(s->param_dtype);
+                   const struct zt_adamw_buffers *b, const struct zt_optim_run *runs, int n,
+                   double lr, double factor, int64_t t, struct zt_error *err) {
     for (int i = 0; i < n; i++) {
         const struct zt_optim_run *r = &runs[i];
         struct zt_adamw_params a = {.lr = lr,
@@ -21,18 +24,18 @@ int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct 
                                     .eps = c->eps,
                                     .weight_decay = r->decay ? c->weight_decay : 0.0,
                                     .step = t,
-                                    .grad_scale = clip};
-        float *value = s->value + r->offset;
-        char *p16 = s->param16 ? (char *)s->param16 + (size_t)r->offset * psize : NULL;
-        struct zt_adamw_buffers b = {.param = p16 ? (void *)p16 : value,
-                                     .param_type = p16 ? s->param_dtype : ZT_F32,
-                                     .master = p16 ? value : NULL,
-                                     .m = s->m + r->offset,
-                                     .v = s->v + r->offset,
-                                     .moment_type = ZT_F32,
-                                     .grad = (const char *)s->grad + (size_t)r->offset * gsize,
-                                     .grad_type = s->grad_dtype};
-        int rc = ops->adamw(x, &b, r->count, &a, err);
+                                    .grad_scale = factor,
+                                    .stochastic = c->stochastic,
+                                    .seed = c->seed,
+                                    .tensor = r->tensor,
+                                    .first = r->first};
+        struct zt_adamw_buffers run = *b;
+        run.param = at(b->param, r->offset, b->param_type);
+        run.master = b->master ? b->master + r->offset : NULL;
+        run.m = at(b->m, r->offset, b->moment_type);
+        run.v = at(b->v, r->offset, b->moment_type);
+        run.grad = (const char *)b->grad + (size_t)r->offset * zt_dtype_size(b->grad_type);
+        int rc = ops->adamw(x, &run, r->count, &a, err);
         if (rc) return rc;
     }
     return 0;

@@ -13,27 +13,24 @@ double zt_clip_coefficient(double norm, double max_norm);
 
 struct zt_optim_config {
     double beta1, beta2, eps, weight_decay;
+    bool stochastic; /* what is stored in 16 bits is rounded stochastically, by logical index */
+    uint64_t seed;
 };
 
 /* A contiguous run of elements that share the weight-decay flag. Alignment gaps inside a run hold
- * zeros in every buffer and stay zeros under AdamW. */
+ * zeros in every buffer and stay zeros under AdamW. With stochastic rounding a run lies inside one
+ * tensor and knows the logical index of its first element. */
 struct zt_optim_run {
     int64_t offset, count;
     bool decay;
+    uint32_t tensor;
+    uint64_t first;
 };
 
-/* The same elements in each buffer, offsets counted from these pointers. */
-struct zt_optim_slice {
-    float *value; /* master, or the parameters themselves when fp32 */
-    float *m, *v;
-    const void *grad;
-    enum zt_dtype grad_dtype;
-    void *param16;
-    enum zt_dtype param_dtype; /* the stored 16-bit copy beside a master; NULL without */
-};
-/* One update of n runs; t is the optimizer step from 1. */
+/* One update of n runs of the same buffers, offsets counted from their pointers. factor is
+ * multiplied into every gradient (clip coefficient / loss scale); t: updates from 1. */
 int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct zt_optim_config *c,
-                   const struct zt_optim_slice *s, const struct zt_optim_run *runs, int n,
-                   double lr, double clip, int64_t t, struct zt_error *err);
+                   const struct zt_adamw_buffers *b, const struct zt_optim_run *runs, int n,
+                   double lr, double factor, int64_t t, struct zt_error *err);
 
 #endif

@@ -90,6 +90,10 @@ void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b);
 /* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window.
  */
 struct zt_state_bytes zt_runtime_requested(const struct zt_runtime *r);
+/* Fills the rows of *d that the runtime knows: what it allocated, what its kernels and collectives
+ * were called with. Call it after an update and zt_runtime_collect. */
+struct zt_dtypes_report;
+void zt_runtime_dtypes(const struct zt_runtime *r, struct zt_dtypes_report *d);
 /* For tests: logical tensor of this rank's copy (ddp: whole), NULL when not held. Gradients exist
  * from the unit's backward to the update. */
 const float *zt_runtime_parameter(const struct zt_runtime *r, int tensor);

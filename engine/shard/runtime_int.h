@@ -22,7 +22,8 @@ struct rt_group {
     int64_t own_from, own_count;     /* authoritative elements: what this rank's optimizer steps */
     void *store;                     /* stored parameters */
     void *full;                      /* all of them: == store, or gathered, or NULL */
-    float *master, *m, *v;           /* own elements; v NULL until state is there */
+    float *master;                   /* own elements; NULL when the stored value is the authority */
+    void *m, *v;                     /* own elements, of the recipe's moment type; NULL until there */
     void *grad;     /* all gradients; NULL before first use and after the reduce/update */
     void *grad_own; /* own gradients summed over micro-steps (sharded gradients) */
     struct zt_optim_run *runs; /* own elements by decay flag, offsets from own_from */
@@ -51,6 +52,7 @@ struct zt_runtime {
     int *launched;
     int n_launched; /* groups with a reduction in flight, in launch order */
     int64_t log_seen, sent_bytes;
+    int dtype_stored[ZT_ROW_COUNT], dtype_used[ZT_ROW_COUNT]; /* as seen; -1 = not yet */
     int64_t requested_p, requested_o, requested_g, peak_g;
 };
 
@@ -67,6 +69,14 @@ int64_t rt_requested(int64_t elements, enum zt_dtype t); /* bytes of a buffer (D
 int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, enum zt_dtype t,
               enum zt_tag tag, const char *what, void *out_pointer, int64_t *account,
               struct zt_error *err);
+
+/* Notes the type of a buffer that was allocated, and of one that a kernel or collective took. */
+static inline void rt_stored(struct zt_runtime *r, enum zt_dtype_row row, enum zt_dtype t) {
+    r->dtype_stored[row] = (int)t;
+}
+static inline void rt_used(struct zt_runtime *r, enum zt_dtype_row row, enum zt_dtype t) {
+    r->dtype_used[row] = (int)t;
+}
 
 /* runtime_gather.c */
 int rt_acquire(struct zt_runtime *r, int unit, const char *reason, struct zt_error *err);

@@ -12,6 +12,7 @@
 #include <xxhash.h>
 
 #include "core/units.h"
+#include "engine/report.h"
 #include "engine/shard/runtime_int.h"
 
 int64_t rt_requested(int64_t elements, enum zt_dtype t) {
@@ -32,7 +33,8 @@ int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, 
     return 0;
 }
 
-/* Own elements as runs of one decay flag; neighbours with the same flag join over the gap. */
+/* Own elements as runs of one decay flag; neighbours with the same flag join over the gap, unless
+ * rounding has to know which tensor an element is of. */
 static int build_runs(struct zt_runtime *r, struct rt_group *g) {
     const struct zt_flat_group *d = g->def;
     g->runs = calloc((size_t)d->n_entries, sizeof *g->runs);
@@ -43,10 +45,11 @@ static int build_runs(struct zt_runtime *r, struct rt_group *g) {
         bool decay = r->env.table->tensors[e->tensor].decay;
         if (!p.count) continue;
         struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-        if (last && last->decay == decay)
+        if (last && last->decay == decay && !r->recipe->stochastic)
             last->count = p.at + p.count - last->offset;
         else
-            g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay};
+            g->runs[g->n_runs++] =
+                (struct zt_optim_run){p.at, p.count, decay, (uint32_t)e->tensor, (uint64_t)p.first};
     }
     return 0;
 }
@@ -60,16 +63,18 @@ static void set_ranges(struct zt_runtime *r, struct rt_group *g) {
     g->own_count = r->policy->shard_optimizer ? d->shard : d->elements;
 }
 
-/* Draws the stored part of every tensor by logical index, so any cut gives the same weights. */
-static int draw(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+/* Draws elements [from, from + count) of a group by logical index, so any cut gives the same
+ * weights.
+ */
+static int draw(struct zt_runtime *r, const struct rt_group *g, void *base, enum zt_dtype t,
+                int64_t from, int64_t count, struct zt_error *err) {
     const struct zt_ops *ops = r->env.ops;
-    enum zt_dtype t = g->def->dtype;
-    int rc = ops->fill(r->env.ctx, t, g->store, 0.0f, g->store_count, err);
+    int rc = ops->fill(r->env.ctx, t, base, 0.0f, count, err);
     for (int i = 0; i < g->def->n_entries && !rc; i++) {
         const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
         const struct zt_tensor_def *d = &r->env.table->tensors[e->tensor];
-        struct zt_flat_part p = zt_flat_part(e, g->store_from, g->store_from + g->store_count);
-        void *at = rt_at(g->store, p.at, t);
+        struct zt_flat_part p = zt_flat_part(e, from, from + count);
+        void *at = rt_at(base, p.at, t);
         if (!p.count) continue;
         if (d->init == ZT_INIT_NORMAL)
             rc =
@@ -81,8 +86,27 @@ static int draw(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) 
     return rc;
 }
 
+/* The stored parameters, and the master beside them: both drawn, so the master starts with all of
+ * fp32's digits and the stored value is its nearest neighbour, as after every update. */
+static int group_parameters(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    enum zt_dtype t = g->def->dtype;
+    int rc = 0;
+    RT_TRY(rt_buffer(r, g, g->store_count, t, ZT_TAG_PARAMETERS, "parameters", &g->store,
+                     &r->requested_p, err));
+    rt_stored(r, ZT_ROW_PARAMETER, t);
+    RT_TRY(draw(r, g, g->store, t, g->store_from, g->store_count, err));
+    if (!r->recipe->has_master || !g->def->trainable) return 0;
+    RT_TRY(rt_buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
+                     &r->requested_o, err));
+    rt_stored(r, ZT_ROW_MASTER, ZT_F32);
+    RT_TRY(draw(r, g, g->master, ZT_F32, g->own_from, g->own_count, err));
+out:
+    return rc;
+}
+
 int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
     int n = r->layout.n_groups;
+    for (int i = 0; i < ZT_ROW_COUNT; i++) r->dtype_stored[i] = r->dtype_used[i] = -1;
     r->groups = calloc((size_t)n, sizeof *r->groups);
     r->launched = calloc((size_t)n, sizeof *r->launched);
     r->view_param = calloc((size_t)r->env.table->n_tensors, sizeof *r->view_param);
@@ -96,11 +120,9 @@ int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
         if (build_runs(r, g))
             return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for group %s",
                            g->def->name);
-        int rc = rt_buffer(r, g, g->store_count, g->def->dtype, ZT_TAG_PARAMETERS, "parameters",
-                        &g->store, &r->requested_p, err);
+        int rc = group_parameters(r, g, err);
         if (rc) return rc;
         if (g->store_count == g->def->elements) g->full = g->store;
-        if ((rc = draw(r, g, err))) return rc;
     }
     return 0;
 }
@@ -109,17 +131,12 @@ static int group_moments(struct zt_runtime *r, struct rt_group *g, struct zt_err
     const struct zt_ops *ops = r->env.ops;
     enum zt_dtype t = r->recipe->moment;
     int rc = 0;
-    if (r->recipe->has_master) {
-        RT_TRY(rt_buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
-                      &r->requested_o, err));
-        RT_TRY(ops->cast(r->env.ctx, g->master, ZT_F32,
-                         rt_at(g->store, g->own_from - g->store_from, g->def->dtype), g->def->dtype,
-                         g->own_count, err));
-    }
     RT_TRY(rt_buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "m", &g->m, &r->requested_o, err));
     RT_TRY(ops->fill(r->env.ctx, t, g->m, 0.0f, g->own_count, err));
     RT_TRY(rt_buffer(r, g, g->own_count, t, ZT_TAG_OPTIMIZER, "v", &g->v, &r->requested_o, err));
     RT_TRY(ops->fill(r->env.ctx, t, g->v, 0.0f, g->own_count, err));
+    rt_stored(r, ZT_ROW_M, t);
+    rt_stored(r, ZT_ROW_V, t);
 out:
     return rc;
 }
@@ -221,6 +238,27 @@ int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
 
 struct zt_state_bytes zt_runtime_requested(const struct zt_runtime *r) {
     return (struct zt_state_bytes){r->requested_p, r->peak_g, r->requested_o};
+}
+
+void zt_runtime_dtypes(const struct zt_runtime *r, struct zt_dtypes_report *d) {
+    const struct zt_recipe *c = r->recipe;
+    const int configured[ZT_ROW_COUNT] = {
+        [ZT_ROW_PARAMETER] = (int)c->param,
+        [ZT_ROW_GATHERED] = (int)c->gathered,
+        [ZT_ROW_COMPUTE] = (int)c->compute,
+        [ZT_ROW_ACTIVATION] = (int)c->compute,
+        [ZT_ROW_GRADIENT] = (int)c->grad,
+        [ZT_ROW_REDUCE] = (int)r->env.spec->precision.reduce_dtype,
+        [ZT_ROW_OWN_GRADIENT] = (int)c->own,
+        [ZT_ROW_MASTER] = c->has_master ? (int)ZT_F32 : -1,
+        [ZT_ROW_M] = (int)c->moment,
+        [ZT_ROW_V] = (int)c->moment,
+    };
+    for (int i = 0; i < ZT_ROW_COUNT; i++) {
+        d->row[i].configured = configured[i];
+        d->row[i].stored = r->dtype_stored[i];
+        d->row[i].used = r->dtype_used[i];
+    }
 }
 
 const float *zt_runtime_parameter(const struct zt_runtime *r, int tensor) {

@@ -14,7 +14,7 @@
 
 struct norm {
     struct zt_fixsum sum; /* of squares, still times the loss scale squared */
-    int64_t bad;          /* own tensors with a gradient that is not finite, and the first of them */
+    int64_t bad; /* own tensors with a gradient that is not finite, and the first of them */
     int first_bad;
 };
 
@@ -70,7 +70,8 @@ static int gradient_norm(struct zt_runtime *r, struct norm *n, struct zt_error *
     return sum_over_ranks(r, &n->sum, err);
 }
 
-/* Every rank comes here in the same step: the flag was summed. Says which tensor, and who has it. */
+/* Every rank comes here in the same step: the flag was summed. Says which tensor, and who has it.
+ */
 static int refuse_nonfinite(struct zt_runtime *r, const struct norm *n, struct zt_error *err) {
     struct zt_coll_why why = {"", "gradient that is not finite", r->step, true};
     int world = zt_mesh_world(r->env.mesh), rank = r->env.rank, rc;
@@ -95,19 +96,26 @@ static int refuse_nonfinite(struct zt_runtime *r, const struct norm *n, struct z
 static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, double factor,
                       struct zt_error *err) {
     const struct zt_spec *s = r->env.spec;
-    struct zt_optim_config c = {s->optimizer.beta1, s->optimizer.beta2, s->optimizer.eps,
-                                s->optimizer.weight_decay};
-    enum zt_dtype grad_dtype;
-    void *grad = rt_own_gradient(r, g, &grad_dtype);
-    void *stored = rt_at(g->store, g->own_from - g->store_from, g->def->dtype);
-    struct zt_optim_slice slice = {.value = g->master ? g->master : stored,
-                                   .m = g->m,
-                                   .v = g->v,
-                                   .grad = grad,
-                                   .grad_dtype = grad_dtype,
-                                   .param16 = g->master ? stored : NULL,
-                                   .param_dtype = g->def->dtype};
-    return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &slice, g->runs, g->n_runs, lr, factor,
+    struct zt_optim_config c = {.beta1 = s->optimizer.beta1,
+                                .beta2 = s->optimizer.beta2,
+                                .eps = s->optimizer.eps,
+                                .weight_decay = s->optimizer.weight_decay,
+                                .stochastic = r->recipe->stochastic,
+                                .seed = s->training.seed};
+    struct zt_adamw_buffers b = {.param =
+                                     rt_at(g->store, g->own_from - g->store_from, g->def->dtype),
+                                 .param_type = g->def->dtype,
+                                 .master = g->master,
+                                 .m = g->m,
+                                 .v = g->v,
+                                 .moment_type = r->recipe->moment};
+    b.grad = rt_own_gradient(r, g, &b.grad_type);
+    rt_used(r, ZT_ROW_PARAMETER, b.param_type);
+    rt_used(r, ZT_ROW_OWN_GRADIENT, b.grad_type);
+    rt_used(r, ZT_ROW_M, b.moment_type);
+    rt_used(r, ZT_ROW_V, b.moment_type);
+    if (b.master) rt_used(r, ZT_ROW_MASTER, ZT_F32);
+    return zt_optim_adamw(r->env.ops, r->env.ctx, &c, &b, g->runs, g->n_runs, lr, factor,
                           r->updates, err);
 }
 
@@ -167,7 +175,10 @@ static const char *group_name(const char *name) {
 static int take(struct zt_runtime *r, const struct zt_coll_record *c, struct zt_error *err) {
     struct zt_interval iv = {c->start_ns,           c->end_ns, ZT_IV_COMM, group_name(c->group),
                              zt_coll_name(c->kind), c->control};
-    if (!c->control) r->sent_bytes += c->sent_bytes;
+    if (!c->control) {
+        r->sent_bytes += c->sent_bytes;
+        rt_used(r, c->kind == ZT_COLL_ALL_GATHER ? ZT_ROW_GATHERED : ZT_ROW_REDUCE, c->dtype);
+    }
     if (!r->env.intervals || c->end_ns <= c->start_ns) return 0;
     if (zt_intervals_add(r->env.intervals, iv))
         return zt_fail(err, ZT_ENOMEM, "step intervals: no host memory");

@@ -151,7 +151,8 @@ static inline struct zt_hash128 eq_moments(const struct bench *b) {
             struct {
                 int64_t tensor, index;
                 float m, v;
-            } x = {e->tensor, p.first + k, g->m[p.at + k], g->v[p.at + k]};
+            } x = {e->tensor, p.first + k, ((const float *)g->m)[p.at + k],
+                 ((const float *)g->v)[p.at + k]};
             XXH128_hash_t h = XXH3_128bits(&x, sizeof x);
             zt_hash128_add(&sum, (struct zt_hash128){h.low64, h.high64});
         }

@@ -29,13 +29,12 @@ static const float grads[3][4] = {{.1f, -.2f, .3f, 0}, {.05f, .1f, -.3f, 1e-9f},
 
 static void three_steps(double wd, const struct zt_optim_run *runs, int n, float *p, double scale) {
     struct zt_ops_ctx *x = context();
-    struct zt_optim_config c = {.9, .95, 1e-8, wd};
+    struct zt_optim_config c = {.beta1 = .9, .beta2 = .95, .eps = 1e-8, .weight_decay = wd};
     struct zt_error err = {0};
     float m[4] = {0}, v[4] = {0}, g[4];
     for (int t = 1; t <= 3; t++) {
         for (int i = 0; i < 4; i++) g[i] = (float)((double)grads[t - 1][i] / scale);
-        struct zt_optim_slice s = {
-            .value = p, .m = m, .v = v, .grad = g, .grad_dtype = ZT_F32, .param_dtype = ZT_F32};
+        struct zt_adamw_buffers s = {.param = p, .m = m, .v = v, .grad = g}; /* all fp32 */
         cr_assert_eq(zt_optim_adamw(zt_ops_cpu(), x, &c, &s, runs, n, 1e-3, scale, t, &err), 0,
                      "%s", err.msg);
     }
@@ -45,7 +44,7 @@ static void three_steps(double wd, const struct zt_optim_run *runs, int n, float
 Test(optim, adamw_against_torch) {
     static const double decayed[4] = {0.9976502657, -1.9979215860, 0.4986657202, 2.9984278679};
     static const double plain[4] = {0.9979499578, -1.9985214472, 0.4988155067, 2.9993276596};
-    struct zt_optim_run all = {0, 4, true};
+    struct zt_optim_run all = {.count = 4, .decay = true};
     float p[4] = {1, -2, .5f, 3};
     three_steps(0.1, &all, 1, p, 1.0);
     for (int i = 0; i < 4; i++) cr_assert_float_eq(p[i], decayed[i], 1e-6 * fabs(decayed[i]));
@@ -58,7 +57,7 @@ Test(optim, adamw_against_torch) {
 Test(optim, runs_touch_their_elements_with_their_decay) {
     static const double decayed[4] = {0.9976502657, -1.9979215860, 0.4986657202, 2.9984278679};
     static const double plain[4] = {0.9979499578, -1.9985214472, 0.4988155067, 2.9993276596};
-    struct zt_optim_run runs[2] = {{0, 1, true}, {2, 1, false}};
+    struct zt_optim_run runs[2] = {{.count = 1, .decay = true}, {.offset = 2, .count = 1}};
     float p[4] = {1, -2, .5f, 3};
     three_steps(0.1, runs, 2, p, 1.0);
     cr_assert_float_eq(p[0], decayed[0], 1e-6);
@@ -70,7 +69,7 @@ Test(optim, runs_touch_their_elements_with_their_decay) {
 /* The clip coefficient multiplies the gradient: gradients four times as large, times 1/4, are the
  * same. */
 Test(optim, scale_is_applied_to_the_gradient) {
-    struct zt_optim_run all = {0, 4, true};
+    struct zt_optim_run all = {.count = 4, .decay = true};
     float p[4] = {1, -2, .5f, 3}, q[4] = {1, -2, .5f, 3};
     three_steps(0.1, &all, 1, p, 1.0);
     three_steps(0.1, &all, 1, q, 0.25);
