@@ -49,6 +49,7 @@ struct eq_step {
     double norm;
     struct zt_hash128 parameters, moments; /* of own elements */
     int64_t sent_bytes, collectives, peak_allocated, peak_gradients;
+    struct zt_state_bytes persistent;
 };
 enum eq_array { EQ_GRADIENT = 0 /* of step 1 */, EQ_PARAMETER, EQ_M, EQ_V, EQ_ARRAYS };
 struct eq_job {
@@ -58,6 +59,9 @@ struct eq_job {
     int n_tensors;
     char names[EQ_TENSORS_MAX][96];
     struct eq_step step[EQ_STEPS_MAX + 1][RANKS_MAX]; /* 0: before the first */
+    int n_units;
+    char units[16][32];
+    int gathers[16], reductions[16]; /* of rank 0 in all steps, by unit (bucket_mib 0) */
     float data[]; /* [replica][array][element], written by the element's owners */
 };
 
@@ -195,6 +199,19 @@ static inline void eq_layout(struct eq_job *j, const struct bench *b) {
         snprintf(j->names[t], sizeof j->names[t], "%s", b->table.tensors[t].name);
     }
     j->n = j->first[j->n_tensors];
+    j->n_units = b->table.n_units;
+    for (int u = 0; u < j->n_units; u++)
+        snprintf(j->units[u], sizeof j->units[u], "%s", b->table.units[u].name);
+}
+
+/* Which units' buffers were sent, from rank 0's event log. */
+static inline void eq_count_collectives(struct eq_job *j, const struct bench *b) {
+    static struct zt_coll_record log[4096];
+    int64_t n = b->rank ? 0 : zt_comm_log(b->comm, 0, log, 4096);
+    for (int64_t i = 0; i < n; i++)
+        for (int u = 0; u < j->n_units; u++)
+            if (!log[i].control && !strcmp(log[i].unit, j->units[u]))
+                ++*(log[i].kind == ZT_COLL_ALL_GATHER ? &j->gathers[u] : &j->reductions[u]);
 }
 
 /* After the update of `step` (0: before the first). */
@@ -210,6 +227,7 @@ static inline int eq_note(struct eq_job *j, struct bench *b, int64_t step,
     s->collectives = shard.collectives + replicate.collectives;
     s->peak_allocated = b->ledger.peak_allocated;
     s->peak_gradients = b->ledger.category_max[ZT_TAG_GRADIENTS];
+    s->persistent = zt_runtime_requested(b->runtime);
     zt_alloc_reset_peaks(b->alloc);
     return zt_runtime_parameter_hash(b->runtime, &s->parameters, NULL, e);
 }
@@ -241,13 +259,16 @@ static inline int eq_rank(int rank, int world, void *arg) {
     struct bench_options o = eq_options(&j->c);
     zt_fixsum_zero(&none);
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
-    EXPECT(b.table.parameters <= EQ_PARAMETERS_MAX && b.table.n_tensors <= EQ_TENSORS_MAX, "size");
+    EXPECT(b.table.parameters <= EQ_PARAMETERS_MAX && b.table.n_tensors <= EQ_TENSORS_MAX &&
+               b.table.n_units <= 16,
+           "size");
     eq_layout(j, &b);
     OK(eq_note(j, &b, 0, &none, &e));
     /* everybody knows where tensors lie before anybody writes */
     struct zt_coll_why why = {"", "start", 0, true};
     OK(zt_barrier(b.control, zt_device_compute(b.device), &why, &e));
     for (int s = 1; s <= j->c.steps; s++) OK(eq_one_step(j, &b, s, &e));
+    eq_count_collectives(j, &b);
     for (int a = EQ_PARAMETER; a < EQ_ARRAYS; a++) eq_export(j, &b, (enum eq_array)a);
     bench_close(&b);
     return 0;

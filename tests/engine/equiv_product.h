@@ -34,7 +34,7 @@ static inline void eq_fix(int *row) {
     if (!before_use) row[EQ_RESHARD] = row[EQ_PREFETCH] = row[EQ_PERSIST] = 0;
     if (!before_use || !row[EQ_MICROS]) row[EQ_NO_SYNC] = 0;
     /* not there yet */
-    row[EQ_WRAP] = row[EQ_PERSIST] = row[EQ_NO_SYNC] = 0;
+    row[EQ_PERSIST] = row[EQ_NO_SYNC] = 0;
     if (row[EQ_OVERLAP]) row[EQ_INFLIGHT] = 0; /* level 1: off, then there is nothing in flight */
 }
 

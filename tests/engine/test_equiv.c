@@ -3,6 +3,7 @@
  * the result: parameters, moments, losses and norms bit for bit, against the reference of equiv.h
  * that has no collective and no shard in it. */
 #include <criterion/criterion.h>
+#include <fnmatch.h>
 
 #include "tests/engine/equiv_product.h"
 
@@ -125,4 +126,90 @@ Test(equiv, the_comparison_can_fail, .timeout = 100) {
     c.mode = ZT_ZERO1;
     cr_assert(!eq_same(j, eq_reference_of(&c), why));
     eq_free(j);
+}
+
+/* ---- frozen parameters ---- */
+
+/* 512-rounded bytes of one buffer of `elements` fp32. */
+static int64_t buffer_bytes(int64_t elements) { return (elements * 4 + 511) / 512 * 512; }
+
+/* What the run may hold and send: trainable tensors have gradients and moments and are reduced;
+ * frozen ones are stored (and gathered where parameters are cut), nothing else. */
+static void check_frozen(struct eq_job *j, const char *text) {
+    const struct eq_case *c = &j->c;
+    const struct zt_policy *p = zt_policy(c->mode);
+    struct zt_spec s;
+    struct zt_model_table t;
+    struct zt_error e = {0};
+    struct bench b = {.world = 1};
+    struct bench_options o = eq_options(c);
+    int64_t parameters = 0, optimizer = 0;
+    o.shard = 1;
+    cr_assert_eq(bench_spec(&b, &o, &e), 0, "%s", e.msg);
+    s = b.spec;
+    cr_assert_eq(zt_model_table_build(&s.model, ZT_WRAP_BLOCK, 0, &t, &e), 0, "%s", e.msg);
+    for (int u = 0; u < t.n_units; u++) {
+        int64_t elements[2] = {0, 0}, unit = 16 * c->shard; /* trainable, frozen */
+        for (int k = t.units[u].first_tensor; k < t.units[u].first_tensor + t.units[u].n_tensors;
+             k++)
+            elements[fnmatch(c->trainable, t.tensors[k].name, 0) != 0] +=
+                (t.tensors[k].numel + 15) / 16 * 16;
+        for (int f = 0; f < 2; f++) {
+            int64_t n = (elements[f] + unit - 1) / unit * unit;
+            if (!n) continue;
+            parameters += buffer_bytes(p->shard_parameters ? n / c->shard : n);
+            if (!f) optimizer += 2 * buffer_bytes(p->shard_optimizer ? n / c->shard : n);
+        }
+        cr_assert_eq(j->reductions[u] > 0, elements[0] > 0, "%s: %s", text, t.units[u].name);
+        if (p->gather == ZT_GATHER_BEFORE_USE)
+            cr_assert_gt(j->gathers[u], 0, "%s: %s is not gathered", text, t.units[u].name);
+        if (p->gather == ZT_GATHER_AFTER_UPDATE)
+            cr_assert_eq(j->gathers[u] > 0, elements[0] > 0, "%s: %s", text, t.units[u].name);
+    }
+    for (int r = 0; r < c->world; r++) {
+        cr_assert_eq(j->step[c->steps][r].persistent.parameters, parameters, "%s", text);
+        cr_assert_eq(j->step[c->steps][r].persistent.optimizer, optimizer, "%s", text);
+    }
+    zt_model_table_free(&t);
+    zt_spec_free(&b.spec);
+}
+
+/* Trained: the last blocks (backward stops before the frozen ones), the first one (its gradient
+ * comes through frozen blocks), a kind of tensor everywhere. */
+Test(equiv, frozen_parameters, .timeout = 300) {
+    static const char *const patterns[] = {"*.h.[34].*", "*.h.0.*", "*.mlp.*"};
+    int bad = 0;
+    for (int i = 0; i < 3; i++)
+        for (int m = 0; m < ZT_MODE_COUNT; m++) {
+            char text[EQ_WHY], why[EQ_WHY];
+            struct eq_case c = {.world = 4,
+                                .shard = m == ZT_DDP ? 1
+                                         : i == 0    ? 2
+                                                     : 4,
+                                .mode = (enum zt_mode)m,
+                                .micros = 2,
+                                .steps = 5,
+                                .rows = 24,
+                                .clip = true,
+                                .prefetch = i,
+                                .trainable = patterns[i],
+                                .poison = true};
+            struct eq_case start = c;
+            start.steps = 0;
+            struct eq_job *j = eq_run(&c), *none = eq_run(&start), *own = eq_reference_of(&c);
+            eq_text(&c, text);
+            cr_assert(j && none && own, "%s", text);
+            if (!eq_same(j, own, why)) bad += fprintf(stderr, "%s: %s\n", text, why) > 0;
+            const float *now = eq_data(j, 0, EQ_PARAMETER), *was = eq_data(none, 0, EQ_PARAMETER);
+            for (int t = 0; t < j->n_tensors; t++) {
+                size_t bytes = (size_t)(j->first[t + 1] - j->first[t]) * sizeof *now;
+                bool moved = memcmp(now + j->first[t], was + j->first[t], bytes) != 0;
+                cr_assert_eq(moved, fnmatch(patterns[i], j->names[t], 0) == 0, "%s: %s", text,
+                             j->names[t]);
+            }
+            check_frozen(j, text);
+            eq_free(j);
+            eq_free(none);
+        }
+    cr_assert_eq(bad, 0, "%d cases differ from their reference", bad);
 }
