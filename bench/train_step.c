@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of
  * the given shape on random bytes. train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256]
- * [--vocab 256] [--batch 8] [--steps 12]
- *              [--warmup 3] [--threads 2] [--world 1] [--mode ddp]  -> one JSON line
- * --batch is per rank; the time of a step is the slowest rank's, its median over --steps. */
+ * [--vocab 256] [--batch 8] [--steps 12] [--warmup 3] [--threads 2] [--world 1] [--mode ddp]
+ * [--overhead 0]  -> one JSON line
+ * --batch is per rank; the time of a step is the slowest rank's, its median over --steps.
+ * --overhead 1: every other step runs unmeasured (no intervals, no figures from the system), in
+ * pairs whose order alternates; prints what measuring adds, the median over the pairs of rank 0. */
 #include <math.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -22,13 +24,15 @@ struct board { /* shared by the forked ranks */
     struct zt_comm_id id;
     double seconds[WORLD_MAX][STEPS_MAX], exposed[WORLD_MAX][STEPS_MAX];
     double loss_first, loss_last;
+    double last_hook, pair[STEPS_MAX]; /* rank 0: time of the last hook; on / off - 1 by pair */
+    double half;                       /* the first step of the pair in progress */
     int64_t peak_bytes[WORLD_MAX], tokens;
     char parameter_hash[33];
 };
 
 struct job {
     int64_t layers, dim, heads, seq, vocab, batch, steps, warmup;
-    int threads, world;
+    int threads, world, overhead;
     const char *mode;
 };
 
@@ -36,7 +40,25 @@ struct rank {
     const struct job *j;
     struct board *board;
     int rank;
+    struct zt_train_config *config;
 };
+
+/* Steps 2k and 2k + 1 after the warm-up are a pair: off, on, then on, off, ... */
+static bool unmeasured(int64_t i) { return (i % 4 == 0) || (i % 4 == 3); }
+
+/* A step's time here is from hook to hook: all that reporting costs is in it. */
+static void overhead_step(struct rank *r, int64_t i) {
+    struct board *b = r->board;
+    double now = bench_now(), took = now - b->last_hook;
+    r->config->unmeasured = unmeasured(i + 1);
+    if (r->rank) return;
+    b->last_hook = now;
+    if (i < 0) return;
+    if (i % 2 == 0)
+        b->half = took;
+    else
+        b->pair[i / 2] = (unmeasured(i) ? b->half / took : took / b->half) - 1;
+}
 
 static int on_id(void *arg, int rank, struct zt_comm_id *id, struct zt_error *err) {
     struct rank *r = arg;
@@ -65,6 +87,7 @@ static int on_step(void *arg, const struct zt_step_report *s, struct zt_error *e
         b->seconds[r->rank][i] = s->step_seconds;
         b->exposed[r->rank][i] = s->exposed.exposed_comm_seconds;
     }
+    if (r->j->overhead) overhead_step(r, i);
     if (r->rank == 0) {
         *(s->step == 1 ? &b->loss_first : &b->loss_last) = s->loss;
         if (s->step == 1) b->loss_last = s->loss;
@@ -114,6 +137,7 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
                                 .device = "cpu",
                                 .capacity_bytes = zt_default_capacity(j->world),
                                 .threads = j->threads};
+    r.config = &c;
     struct zt_train_hooks h = {.arg = &r,
                                .ready = nothing,
                                .comm_id = on_id,
@@ -184,9 +208,20 @@ static void print_row(const struct job *j, struct board *b, const char *kernels)
            b->loss_last, b->parameter_hash, kernels);
 }
 
+static void print_overhead(const struct job *j, struct board *b) {
+    int n = (int)(j->steps / 2);
+    double middle = bench_median(b->pair, n);
+    printf(
+        "{\"bench\":\"overhead\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,\"dim\":%lld,"
+        "\"seq\":%lld,\"batch\":%lld,\"world\":%d,\"threads\":%d,\"pairs\":%d,"
+        "\"overhead_percent\":%.3f,\"quarter_percent\":%.3f,\"three_quarter_percent\":%.3f}\n",
+        j->mode, (long long)j->layers, (long long)j->dim, (long long)j->seq, (long long)j->batch,
+        j->world, j->threads, n, 100 * middle, 100 * b->pair[n / 4], 100 * b->pair[n * 3 / 4]);
+}
+
 int main(int argc, char **argv) {
     bench_check_args(argc, argv,
-                     " layers dim heads seq vocab batch steps warmup threads world mode ");
+                     " layers dim heads seq vocab batch steps warmup threads world mode overhead ");
     struct job j = {.layers = bench_int(argc, argv, "layers", 4),
                     .dim = bench_int(argc, argv, "dim", 256),
                     .heads = bench_int(argc, argv, "heads", 4),
@@ -197,6 +232,7 @@ int main(int argc, char **argv) {
                     .warmup = bench_int(argc, argv, "warmup", 3),
                     .threads = (int)bench_int(argc, argv, "threads", 2),
                     .world = (int)bench_int(argc, argv, "world", 1),
+                    .overhead = (int)bench_int(argc, argv, "overhead", 0),
                     .mode = bench_text(argc, argv, "mode", "ddp")};
     if (j.steps < 1 || j.steps > STEPS_MAX || j.world < 1 || j.world > WORLD_MAX || j.vocab < 256)
         bench_fail("train-step", "--steps is 1 to 1000, --world 1 to 64, --vocab at least 256");
@@ -214,6 +250,10 @@ int main(int argc, char **argv) {
     /* uniform bytes cannot be learned: the loss stays near ln(vocab) falling to ln 256 at best */
     if (!(board->loss_last > 4 && board->loss_last < log((double)j.vocab) + 1))
         bench_fail("train-step", "the loss is not that of random bytes");
+    if (j.overhead) {
+        print_overhead(&j, board);
+        return 0;
+    }
     struct zt_error err = {0};
     struct zt_ops_ctx *x;
     if (zt_ops_cpu_create(j.threads, NULL, NULL, &x, &err) != 0) bench_fail("train-step", err.msg);

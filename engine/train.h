@@ -22,6 +22,10 @@ struct zt_train_config {
     const char *isa, *gemm;       /* NULL = best */
     struct zt_progress *progress; /* may be NULL */
     size_t progress_bytes;
+    /* For the benchmark of what measuring costs: steps with no intervals (so no exposed
+     * communication), no times of forward and backward and no memory outside the allocator. May be
+     * changed in the step hook, for the next step. */
+    bool unmeasured;
 };
 
 /* The collectives that one step queued, in this order, with the exposed time and the stall of compute

@@ -101,7 +101,7 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
     r->reserved_at_peak_bytes = l->reserved_at_peak;
     r->max_unused_reserved_bytes = l->max_unused_reserved;
     r->end_of_step_allocated_bytes = l->allocated;
-    r->outside_allocator_bytes = outside_bytes();
+    r->outside_allocator_bytes = t->config->unmeasured ? -1 : outside_bytes();
     r->persistent_parameters = b.parameters;
     r->persistent_gradients = b.gradients;
     r->persistent_optimizer = b.optimizer;

@@ -165,6 +165,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     zt_fixsum_zero(&loss);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_FORWARD); /* else data that fails does so in "eval" */
     zt_intervals_begin_step(&t->intervals, start);
+    t->intervals.off = t->config->unmeasured;
     zt_probe_step(&t->probe);
     TRY(next_window(t, &n_valid, err));
     r->data_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);

@@ -76,19 +76,24 @@ static int64_t now(const struct zt_probe *p) { return zt_device_ops(p->device)->
 
 /* Ends the running compute segment: from here on the runtime works or waits. */
 static int64_t leave_compute(struct zt_probe *p) {
+    if (p->intervals->off && !p->progress) return p->mark_ns;
     int64_t t = now(p);
     struct zt_interval iv = {
         p->mark_ns, t, ZT_IV_COMPUTE, NULL, p->backward ? "backward" : "forward", false};
-    if (t > p->mark_ns && p->intervals && zt_intervals_add(p->intervals, iv)) p->failed = true;
+    if (t > p->mark_ns && zt_intervals_add(p->intervals, iv)) p->failed = true;
     if (p->progress) atomic_store(&p->progress->last_progress_ns, t);
     return t;
+}
+
+static void enter_compute(struct zt_probe *p) {
+    if (!p->intervals->off || p->progress) p->mark_ns = now(p);
 }
 
 static int probe_forward_begin(void *arg, int unit, struct zt_unit_view *v, struct zt_error *err) {
     struct zt_probe *p = arg;
     leave_compute(p);
     int rc = p->inner.forward_begin(p->inner.arg, unit, v, err);
-    p->mark_ns = now(p);
+    enter_compute(p);
     return rc;
 }
 
@@ -96,7 +101,7 @@ static int probe_forward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_probe *p = arg;
     leave_compute(p);
     int rc = p->inner.forward_end(p->inner.arg, unit, err);
-    p->mark_ns = now(p);
+    enter_compute(p);
     return rc;
 }
 
@@ -110,7 +115,7 @@ static int probe_backward_begin(void *arg, int unit, struct zt_unit_view *v, str
         if (p->progress) atomic_store(&p->progress->phase, ZT_PHASE_BACKWARD);
     }
     int rc = p->inner.backward_begin(p->inner.arg, unit, v, err);
-    p->mark_ns = now(p);
+    enter_compute(p);
     return rc;
 }
 
@@ -118,7 +123,7 @@ static int probe_parameters_done(void *arg, int unit, struct zt_error *err) {
     struct zt_probe *p = arg;
     leave_compute(p);
     int rc = p->inner.parameters_done(p->inner.arg, unit, err);
-    p->mark_ns = now(p);
+    enter_compute(p);
     return rc;
 }
 
@@ -126,7 +131,7 @@ static int probe_backward_end(void *arg, int unit, struct zt_error *err) {
     struct zt_probe *p = arg;
     leave_compute(p);
     int rc = p->inner.backward_end(p->inner.arg, unit, err);
-    p->mark_ns = now(p);
+    enter_compute(p);
     return rc;
 }
 

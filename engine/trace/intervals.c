@@ -24,6 +24,7 @@ void zt_intervals_begin_step(struct zt_intervals *iv, int64_t now_ns) {
 }
 
 int zt_intervals_add(struct zt_intervals *iv, struct zt_interval item) {
+    if (iv->off) return 0;
     if (iv->n == iv->cap) {
         size_t cap = iv->cap ? iv->cap * 2 : 256;
         struct zt_interval *items = realloc(iv->items, cap * sizeof *items);

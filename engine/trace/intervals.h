@@ -22,6 +22,7 @@ struct zt_intervals {
     struct zt_interval *items;
     size_t n, cap;
     int64_t step_start_ns;
+    bool off; /* nothing is kept: every figure comes out 0 but the step's own time */
 };
 
 #define ZT_EXPOSED_BY_MAX 12
