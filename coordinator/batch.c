@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "coordinator/rows_internal.h"
+#include "proto/trace.h"
 
 struct block { struct block *next; size_t used, cap; _Alignas(16) uint8_t bytes[]; };
 
@@ -203,3 +204,27 @@ void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, u
     c->u.log.at_ms = at_ms;
 }
 
+void zt_batch_traces(struct zt_batch *b, const char *run_id, Zt__StepTrace *const *traces, size_t n)
+{
+    const char *id = copy_text(b, run_id);
+    for (size_t i = 0; i < n && id; i++) {
+        const char *bad = zt_trace_check(traces[i]);
+        if (bad) {
+            spoil(b, ZT_EINVAL, bad);
+            return;
+        }
+        struct change *c = add(b, CH_TRACE);
+        size_t bytes = zt__step_trace__get_packed_size(traces[i]);
+        uint8_t *packed = take(b, bytes);
+        if (!c || !packed)
+            return;
+        zt__step_trace__pack(traces[i], packed);
+        c->u.trace.run_id = id;
+        c->u.trace.generation = traces[i]->generation;
+        c->u.trace.rank = traces[i]->rank;
+        c->u.trace.part = traces[i]->part;
+        c->u.trace.step = traces[i]->step;
+        c->u.trace.packed = packed;
+        c->u.trace.bytes = bytes;
+    }
+}

@@ -10,6 +10,7 @@
 #include "coordinator/run_config.h"
 #include "coordinator/shell.h"
 #include "core/spec.h"
+#include "proto/trace.h"
 
 #define OVERRIDES_MAX 128
 #define AGE_MAX_MS (INT64_C(365) * 24 * 3600 * 1000)
@@ -315,6 +316,25 @@ static void on_log(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope
     store(sh, s, env, b, true);
 }
 
+static void on_traces(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__ReportTraces *m = env->report_traces;
+    const char *bad = bad_place(m->run_id, 0);
+    for (size_t i = 0; i < m->n_traces && !bad; i++) {
+        const Zt__StepTrace *a = m->traces[0], *t = m->traces[i];
+        bad = t->rank != a->rank || t->generation != a->generation ? "the traces of a batch are of one rank in one generation"
+              : bad_place(m->run_id, t->rank) ? bad_place(m->run_id, t->rank) : zt_trace_check(t);
+    }
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    struct zt_batch *b = zt_batch_new();
+    if (b)
+        zt_batch_traces(b, m->run_id, m->traces, m->n_traces);
+    store(sh, s, env, b, false);
+}
+
 static bool newest_generation(struct zt_shell *sh, const char *run_id, uint32_t *generation)
 {
     int n = zt_machine_runs(sh->machine);
@@ -572,6 +592,7 @@ static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     case ZT__ENVELOPE__BODY_REPORT_FAILURE: on_failure(sh, s, env); break;
     case ZT__ENVELOPE__BODY_LOG_APPEND: on_log(sh, s, env); break;
     case ZT__ENVELOPE__BODY_REPORT_EVENT: on_event(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_REPORT_TRACES: on_traces(sh, s, env); break;
     default: on_rank(sh, s, env); break;
     }
 }
@@ -601,12 +622,13 @@ void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *
     case ZT__ENVELOPE__BODY_RANK_IN_COMM: case ZT__ENVELOPE__BODY_PUT_COMM_ID: case ZT__ENVELOPE__BODY_GET_COMM_ID:
     case ZT__ENVELOPE__BODY_REPORT_STEPS: case ZT__ENVELOPE__BODY_REPORT_FAILURE: case ZT__ENVELOPE__BODY_RANK_DONE:
     case ZT__ENVELOPE__BODY_LOG_APPEND: case ZT__ENVELOPE__BODY_REPORT_EVENT: case ZT__ENVELOPE__BODY_CHILD_EXITED:
+    case ZT__ENVELOPE__BODY_REPORT_TRACES:
         from_worker(sh, s, env);
         break;
     case ZT__ENVELOPE__BODY_SUBMIT: case ZT__ENVELOPE__BODY_CANCEL: case ZT__ENVELOPE__BODY_SHUTDOWN:
     case ZT__ENVELOPE__BODY_LIST_RUNS: case ZT__ENVELOPE__BODY_GET_RUN: case ZT__ENVELOPE__BODY_GET_METRICS:
     case ZT__ENVELOPE__BODY_GET_MEMORY: case ZT__ENVELOPE__BODY_GET_LOGS: case ZT__ENVELOPE__BODY_GET_EVENTS:
-    case ZT__ENVELOPE__BODY_LIST_WORKERS: case ZT__ENVELOPE__BODY_GET_STATUS:
+    case ZT__ENVELOPE__BODY_LIST_WORKERS: case ZT__ENVELOPE__BODY_GET_STATUS: case ZT__ENVELOPE__BODY_GET_TRACE:
         from_client(sh, s, env);
         break;
     default:

@@ -62,7 +62,7 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_TRIM] = "DELETE FROM step_rank WHERE run_id=?1 AND step BETWEEN ?2 AND ?3 AND step % 100 <> 0 AND EXISTS"
                " (SELECT 1 FROM step_rollup r WHERE r.run_id=step_rank.run_id AND r.step=step_rank.step"
                " AND r.generation >= step_rank.generation)",
-    [Q_LOG_KNOWN] = "SELECT 1 FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3",
+    [Q_RANK_KNOWN] = "SELECT 1 FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG_NEXT] = "SELECT next FROM log_streams WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG] = "INSERT INTO logs (run_id, generation, rank, offset, err, at_ms, data) VALUES (?1,?2,?3,?4,?5,?6,?7)",
     [Q_LOG_STREAM] = "INSERT OR REPLACE INTO log_streams VALUES (?1,?2,?3,?4)",
@@ -71,6 +71,14 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_LOG_USAGE_GET] = "SELECT stored, dropped FROM log_usage WHERE run_id=?1",
     [Q_LOG_OLDEST] = "SELECT id, length(data) FROM logs WHERE run_id=?1 ORDER BY generation, id LIMIT 1",
     [Q_LOG_DELETE] = "DELETE FROM logs WHERE id=?1",
+    [Q_TRACE_OLD] = "SELECT (SELECT max(generation) FROM step_trace WHERE run_id=?1 AND step=?2 AND rank=?3),"
+                    " (SELECT max(generation) FROM step_trace WHERE run_id=?1 AND step=?2)",
+    [Q_TRACE_DROP] = "DELETE FROM step_trace WHERE run_id=?1 AND step=?2 AND rank=?3 AND generation < ?4",
+    [Q_TRACE] = "INSERT OR REPLACE INTO step_trace VALUES (?1,?2,?3,?4,?5,?6,?7)",
+    [Q_TRACE_TRIM] = "DELETE FROM step_trace WHERE run_id=?1 AND step > 3 AND step IN (SELECT step FROM"
+                     " (SELECT step, row_number() OVER newest AS place, sum(sum(bytes)) OVER newest AS total FROM step_trace"
+                     " WHERE run_id=?1 GROUP BY step WINDOW newest AS (ORDER BY max(generation) DESC, step DESC))"
+                     " WHERE place > ?2 OR (place > 1 AND total > ?3))",
 };
 
 int zt_writer_new(sqlite3 *db, int64_t log_quota, struct zt_writer **out, struct zt_error *err)
@@ -150,6 +158,18 @@ int w_two(struct zt_writer *w, enum statement q, int64_t none, int64_t *a, int64
     }
     sqlite3_reset(s);
     return out;
+}
+
+int w_rank_known(struct zt_writer *w, const char *run_id, uint32_t generation, uint32_t rank, struct zt_error *err)
+{
+    int64_t one = 0;
+    bool found;
+    w_text(w->q[Q_RANK_KNOWN], 1, run_id);
+    sqlite3_bind_int64(w->q[Q_RANK_KNOWN], 2, generation);
+    sqlite3_bind_int64(w->q[Q_RANK_KNOWN], 3, rank);
+    if (w_two(w, Q_RANK_KNOWN, 0, &one, NULL, &found, err))
+        return err->code;
+    return found ? 0 : zt_fail(err, ZT_ENOTFOUND, "no rank %u in generation %u of run %s", rank, generation, run_id);
 }
 
 /* ------------------------------------------------------------------------------ the machine's rows */
@@ -342,6 +362,7 @@ static int apply(struct zt_writer *w, const struct change *c, struct zt_batch_re
     case CH_EVENT: return w_event(w, c->u.event.row, c->u.event.seq, err);
     case CH_STEP: return w_step(w, c, err);
     case CH_LOG: return w_log(w, c, result, err);
+    case CH_TRACE: return w_trace(w, c, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "unknown change %d", (int)c->kind);
 }

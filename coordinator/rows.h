@@ -41,6 +41,8 @@ void zt_batch_key(struct zt_batch *b, const struct zt_row_key *row);
 /* seq < 0: none. A worker's event with a seq is stored once. */
 void zt_batch_event(struct zt_batch *b, const struct zt_row_event *row, int64_t seq);
 void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *const *steps, size_t n);
+/* ZT_EINVAL for one that zt_trace_check does not pass. */
+void zt_batch_traces(struct zt_batch *b, const char *run_id, Zt__StepTrace *const *traces, size_t n);
 /* A piece of a log stream at its byte offset. Only one per batch: the result is the stream's new end. */
 void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, uint32_t rank, uint64_t offset,
                   bool err, const void *data, size_t bytes, int64_t at_ms);

@@ -4,13 +4,14 @@
  *   rows.c        statements, the machine's rows, one batch after the other
  *   rows_steps.c  step rows, windows, roll-ups, trimming
  *   rows_logs.c   output of the trainers and its quota
+ *   rows_traces.c collectives of captured steps
  * Ownership and thread rule: rows.h. */
 #ifndef ZT_COORDINATOR_ROWS_INTERNAL_H
 #define ZT_COORDINATOR_ROWS_INTERNAL_H
 #include "coordinator/migrate.h"
 #include "coordinator/rows.h"
 
-enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG };
+enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG, CH_TRACE };
 
 struct change {
     struct change *next;
@@ -34,6 +35,10 @@ struct change {
             const char *run_id; uint32_t generation, rank; uint64_t offset; bool err;
             const uint8_t *data; size_t bytes; int64_t at_ms;
         } log;
+        struct {
+            const char *run_id; uint32_t generation, rank, part; int64_t step;
+            const uint8_t *packed; size_t bytes;
+        } trace;
     } u;
 };
 
@@ -49,7 +54,8 @@ enum statement {
     Q_RUN, Q_SPEC, Q_ATTEMPT, Q_RANK, Q_FAILURE, Q_WORKER, Q_KEY, Q_KEY_PRUNE, Q_EVENT,
     Q_STEP_OLD, Q_STEP, Q_WORLD, Q_SPEC_NUMBERS, Q_WINDOW_GET, Q_WINDOW_PUT, Q_WINDOW_RESERVED,
     Q_STEP_COUNT, Q_STEP_ROWS, Q_ROLLUP, Q_PROGRESS, Q_TRIM,
-    Q_LOG_KNOWN, Q_LOG_NEXT, Q_LOG, Q_LOG_STREAM, Q_LOG_USAGE, Q_LOG_USAGE_GET, Q_LOG_OLDEST, Q_LOG_DELETE, Q_COUNT
+    Q_RANK_KNOWN, Q_LOG_NEXT, Q_LOG, Q_LOG_STREAM, Q_LOG_USAGE, Q_LOG_USAGE_GET, Q_LOG_OLDEST, Q_LOG_DELETE,
+    Q_TRACE_OLD, Q_TRACE_DROP, Q_TRACE, Q_TRACE_TRIM, Q_COUNT
 };
 
 struct touched { char run_id[ZT_RUN_ID_MAX + 1]; int64_t step; };
@@ -73,10 +79,13 @@ int w_done(struct zt_writer *w, enum statement q, const char *what, struct zt_er
 /* One row of one or two integers; *found false when there is none. NULL columns give `none`. */
 int w_two(struct zt_writer *w, enum statement q, int64_t none, int64_t *a, int64_t *b, bool *found,
           struct zt_error *err);
+/* ZT_ENOTFOUND when the generation has no such rank. */
+int w_rank_known(struct zt_writer *w, const char *run_id, uint32_t generation, uint32_t rank, struct zt_error *err);
 int w_event(struct zt_writer *w, const struct zt_row_event *r, int64_t seq, struct zt_error *err);
 
-/* rows_steps.c, rows_logs.c */
+/* rows_steps.c, rows_logs.c, rows_traces.c */
 int w_step(struct zt_writer *w, const struct change *c, struct zt_error *err);
+int w_trace(struct zt_writer *w, const struct change *c, struct zt_error *err);
 int w_log(struct zt_writer *w, const struct change *c, struct zt_batch_result *result, struct zt_error *err);
 
 #endif

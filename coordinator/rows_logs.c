@@ -67,21 +67,15 @@ static int enforce_quota(struct zt_writer *w, const struct change *c, struct zt_
 
 int w_log(struct zt_writer *w, const struct change *c, struct zt_batch_result *result, struct zt_error *err)
 {
-    int64_t next = 0, one = 0, offset = (int64_t)c->u.log.offset;
+    int64_t next = 0, offset = (int64_t)c->u.log.offset;
     const uint8_t *data = c->u.log.data;
     size_t n = c->u.log.bytes;
     bool found;
-    enum statement keyed[] = { Q_LOG_KNOWN, Q_LOG_NEXT };
-    for (int i = 0; i < 2; i++) {
-        w_text(w->q[keyed[i]], 1, c->u.log.run_id);
-        sqlite3_bind_int64(w->q[keyed[i]], 2, c->u.log.generation);
-        sqlite3_bind_int64(w->q[keyed[i]], 3, c->u.log.rank);
-    }
-    if (w_two(w, Q_LOG_KNOWN, 0, &one, NULL, &found, err))
+    if (w_rank_known(w, c->u.log.run_id, c->u.log.generation, c->u.log.rank, err))
         return err->code;
-    if (!found)
-        return zt_fail(err, ZT_ENOTFOUND, "no rank %u in generation %u of run %s", c->u.log.rank, c->u.log.generation,
-                       c->u.log.run_id);
+    w_text(w->q[Q_LOG_NEXT], 1, c->u.log.run_id);
+    sqlite3_bind_int64(w->q[Q_LOG_NEXT], 2, c->u.log.generation);
+    sqlite3_bind_int64(w->q[Q_LOG_NEXT], 3, c->u.log.rank);
     if (w_two(w, Q_LOG_NEXT, 0, &next, NULL, &found, err))
         return err->code;
     result->log_next = (uint64_t)next;

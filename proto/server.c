@@ -384,6 +384,8 @@ static bool is_request(Zt__Envelope__BodyCase body)
     case ZT__ENVELOPE__BODY_LIST_WORKERS:
     case ZT__ENVELOPE__BODY_GET_STATUS:
     case ZT__ENVELOPE__BODY_SHUTDOWN:
+    case ZT__ENVELOPE__BODY_REPORT_TRACES:
+    case ZT__ENVELOPE__BODY_GET_TRACE:
         return true;
     default:
         return false;

@@ -22,6 +22,7 @@
 struct ask { struct zw_job *job; uint64_t child_request; bool put; Zt__Envelope *again; void *arena; };
 
 static void on_batch_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err);
+static void on_traces_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err);
 
 bool zw_job_told(const struct zw_job *j)
 {
@@ -56,6 +57,7 @@ struct zw_job *zw_job_new(struct zw_supervisor *s, const char *run_id, uint32_t 
                  (unsigned long long)j->serial);
     }
     zw_steps_init(&j->steps, &zt_sys_posix, spill);
+    zw_traces_init(&j->traces);
     zw_logs_init(&j->logs);
     zt_decoder_init(&j->decoder, ZT_FRAME_MAX);
     j->next = s->jobs;
@@ -300,6 +302,19 @@ static void on_steps(struct zw_job *j, const Zt__ReportSteps *r)
     zw_job_pump(j);
 }
 
+static void on_traces(struct zw_job *j, const Zt__ReportTraces *r)
+{
+    struct zt_error err;
+    for (size_t i = 0; i < r->n_traces && !j->reports_refused; i++) {
+        r->traces[i]->rank = j->rank;
+        r->traces[i]->generation = j->generation;
+        if (zw_traces_push(&j->traces, r->traces[i], &err)) {
+            zw_log(j->sup, "run %s: a trace is lost: %s", j->run_id, err.msg);
+        }
+    }
+    zw_job_pump(j);
+}
+
 static void on_done(struct zw_job *j, const Zt__TrainerDone *d)
 {
     Zt__Envelope env = ZT__ENVELOPE__INIT;
@@ -325,6 +340,9 @@ static int on_child_frame(void *arg, const Zt__Envelope *env, struct zt_error *e
         break;
     case ZT__ENVELOPE__BODY_REPORT_STEPS:
         on_steps(j, env->report_steps);
+        break;
+    case ZT__ENVELOPE__BODY_REPORT_TRACES:
+        on_traces(j, env->report_traces);
         break;
     case ZT__ENVELOPE__BODY_PUT_COMM_ID:
     case ZT__ENVELOPE__BODY_GET_COMM_ID:
@@ -608,12 +626,75 @@ static void on_batch_reply(void *arg, const Zt__Envelope *reply, const struct zt
         if (j->batch_told == ZW_ACKED) {
             j->reports_refused = true;
             zw_steps_clear(&j->steps);
+            zw_traces_clear(&j->traces);
         }
     } else {
         j->batch_told = ZW_ACKED;
     }
     if (j->batch_told == ZW_ACKED) {
         zw_batch_free(&j->batch);
+    }
+    zw_job_pump(j);
+}
+
+static void send_traces(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportTraces r = ZT__REPORT_TRACES__INIT;
+    Zt__StepTrace *traces[ZW_BATCH_REPORTS];
+    size_t n = 0;
+    for (size_t i = 0; i < j->traces_out.n; i++) {
+        traces[n] = zt__step_trace__unpack(NULL, j->traces_out.reports[i].n, j->traces_out.reports[i].bytes);
+        n += traces[n] != NULL;
+    }
+    r.run_id = j->run_id;
+    r.n_traces = n;
+    r.traces = traces;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_TRACES;
+    env.report_traces = &r;
+    if (n == j->traces_out.n && ask_send(ask_new(j), &env, on_traces_reply) == 0) {
+        j->traces_told = ZW_SENT;
+    } else {
+        j->retry_at = zw_now(j->sup) + RETRY_MS;
+    }
+    for (size_t i = 0; i < n; i++) {
+        zt__step_trace__free_unpacked(traces[i], NULL);
+    }
+}
+
+/* What memory had no room for, told when the coordinator listens again. */
+static void tell_dropped(struct zw_job *j)
+{
+    Zt__ReportEvent ev = ZT__REPORT_EVENT__INIT;
+    char text[160];
+    if (j->traces.dropped == j->traces_dropped_told) {
+        return;
+    }
+    snprintf(text, sizeof(text), "the collectives of captured steps up to %lld were dropped, %llu pieces: the "
+             "coordinator was away for long", (long long)j->traces.dropped_step,
+             (unsigned long long)(j->traces.dropped - j->traces_dropped_told));
+    j->traces_dropped_told = j->traces.dropped;
+    ev.kind = (char *)(uintptr_t)"TRACE_DROPPED";
+    ev.message = text;
+    ev.has_level = 1;
+    ev.level = 2;
+    on_event(j, &ev);
+}
+
+static void on_traces_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    free(a);
+    j->requests--;
+    j->traces_told = ZW_ACKED;
+    if (err) {
+        refuse(j, "traces", reply, err, &j->traces_told);
+    } else {
+        tell_dropped(j);
+    }
+    if (j->traces_told == ZW_ACKED) {
+        zw_batch_free(&j->traces_out);
     }
     zw_job_pump(j);
 }
@@ -733,10 +814,17 @@ void zw_job_pump(struct zw_job *j)
     if (j->batch.n > 0 && j->batch_told == ZW_NOT_YET) {
         send_batch(j);
     }
+    if (j->traces_told != ZW_SENT && j->traces_out.n == 0 && j->traces.first) {
+        zw_traces_take(&j->traces, &j->traces_out);
+        j->traces_told = ZW_NOT_YET;
+    }
+    if (j->traces_out.n > 0 && j->traces_told == ZW_NOT_YET) {
+        send_traces(j);
+    }
     if (j->log_told == ZW_NOT_YET) {
         send_log(j);
     }
-    if (j->batch.n > 0 || zw_steps_count(&j->steps) > 0) {
+    if (j->batch.n > 0 || zw_steps_count(&j->steps) > 0 || j->traces_out.n > 0 || j->traces.first) {
         return; /* what follows is told behind the reports */
     }
     if (j->has_verdict && j->verdict_told == ZW_NOT_YET) {
@@ -761,8 +849,10 @@ static void job_free(struct zw_job *j)
     *at = j->next;
     zw_child_unmap(&j->child);
     zw_steps_free(&j->steps);
+    zw_traces_clear(&j->traces);
     zw_logs_free(&j->logs);
     zw_batch_free(&j->batch);
+    zw_batch_free(&j->traces_out);
     zt_envelope_free(j->verdict, j->verdict_arena);
     zt_decoder_free(&j->decoder);
     free(j->log_chunk);

@@ -5,8 +5,8 @@
  *   coordinator <-- session --> supervisor <-- frames, pipes, mapping --> trainer child
  *
  * A job is made for a (run, generation) when START is heard, or for an ABORT of one that is not here, and
- * lives until the coordinator has acknowledged, in this order: step reports, RankDone or ReportFailure,
- * ChildExited; and its log. Everything runs on one loop and one thread; nothing here ever waits for the
+ * lives until the coordinator has acknowledged, in this order: step reports and traces, RankDone or
+ * ReportFailure, ChildExited; and its log. Everything runs on one loop and one thread; nothing here ever waits for the
  * child or for the coordinator. */
 #ifndef ZT_WORKER_SUPERVISOR_H
 #define ZT_WORKER_SUPERVISOR_H
@@ -17,6 +17,7 @@
 #include "worker/identity.h"
 #include "worker/logs.h"
 #include "worker/steps.h"
+#include "worker/traces.h"
 
 struct zw_options {
     char host[256];             /* coordinator */
@@ -58,7 +59,10 @@ struct zw_job {
     char *log_chunk;            /* ZW_LOG_CHUNK bytes */
     struct zw_batch batch;      /* sent, not acknowledged */
     uint64_t batch_seq;
-    enum zw_told batch_told, log_told, verdict_told, exit_told;
+    struct zw_traces traces;
+    struct zw_batch traces_out; /* sent, not acknowledged */
+    uint64_t traces_dropped_told;
+    enum zw_told batch_told, traces_told, log_told, verdict_told, exit_told;
     bool has_verdict;
     Zt__Envelope *verdict;      /* RankDone or ReportFailure */
     void *verdict_arena;

@@ -30,8 +30,10 @@
 #include "proto/frame.h"
 #include "proto/session.h"
 #include "worker/child.h"
+#include "worker/traces.h"
 
 #define QUEUE_MAX ((size_t)64 << 20) /* a supervisor that is stopped for hours: then we do wait */
+#define QUEUE_TRACES (QUEUE_MAX / 2) /* detail that is not worth a wait is dropped from here on */
 #define FLUSH_S 10
 
 struct item { struct item *next; uint8_t *bytes; size_t n; };
@@ -57,6 +59,7 @@ struct trainer {
     struct item *first, *last;
     size_t queued;
     bool closing, broken, writing;
+    uint64_t traces_lost; /* captured steps whose trace found no room in the queue */
     /* log */
     uint64_t lines_lost;
     int64_t capacity;
@@ -393,6 +396,39 @@ static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error 
     return post(t, &env, err);
 }
 
+static int post_part(void *arg, Zt__StepTrace *s, struct zt_error *err)
+{
+    struct trainer *t = arg;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportTraces r = ZT__REPORT_TRACES__INIT;
+    r.run_id = t->start->run_id;
+    r.n_traces = 1;
+    r.traces = &s;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_TRACES;
+    env.report_traces = &r;
+    return post(t, &env, err);
+}
+
+static void hook_collectives(void *arg, const struct zt_step_trace *s)
+{
+    struct trainer *t = arg;
+    struct zt_error err;
+    pthread_mutex_lock(&t->lock);
+    bool full = t->queued > QUEUE_TRACES;
+    pthread_mutex_unlock(&t->lock);
+    if (full || zw_trace_parts(s, post_part, t, &err)) {
+        t->traces_lost++;
+        return;
+    }
+    if (t->traces_lost > 0) {
+        char text[160];
+        snprintf(text, sizeof(text), "the collectives of %llu captured steps before step %lld were dropped: the "
+                 "worker took no reports", (unsigned long long)t->traces_lost, (long long)s->step);
+        t->traces_lost = 0;
+        hook_event(t, ZT_EVENT_WARNING, "TRACE_DROPPED", text);
+    }
+}
+
 /* --------------------------------------------------------------------------------------- ending */
 
 static void put_oom(Zt__OomDetail *out, Zt__TagBytes *tags, const struct zt_oom *o)
@@ -523,7 +559,8 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
     struct zt_error err = {0};
     struct zt_train_result result = {.peer = -1};
     const struct zt_train_hooks hooks = {.arg = t, .ready = hook_ready, .comm_id = hook_comm_id,
-                                         .in_comm = hook_in_comm, .step = hook_step, .event = hook_event};
+                                         .in_comm = hook_in_comm, .step = hook_step,
+                                         .collectives = hook_collectives, .event = hook_event};
     log_start(t);
     bool in_run = false;
     int rc = read_spec(t, &err);

@@ -222,6 +222,64 @@ static inline int commit_step(struct bench *b, const char *run, uint32_t rank, i
     return bench_commit(b, batch);
 }
 
+/* A step's trace on one rank: `n` all-gathers of unit "block0" in the group of both ranks. */
+struct a_trace {
+    Zt__StepTrace s;
+    Zt__TraceGroup group, *groups[1];
+    Zt__TraceRecord record[64], *records[64];
+    char *words[4];
+    uint32_t ranks[2];
+};
+static inline Zt__StepTrace *trace(struct a_trace *t, uint32_t rank, int64_t step, uint32_t generation, int n)
+{
+    static char *const words[] = { (char *)"all_gather", (char *)"fp32", (char *)"block0", (char *)"gather for forward" };
+    memset(t, 0, sizeof *t);
+    zt__step_trace__init(&t->s);
+    zt__trace_group__init(&t->group);
+    t->ranks[1] = 1;
+    t->group.name = (char *)"dp_shard";
+    t->group.ranks = t->ranks;
+    t->group.n_ranks = 2;
+    t->groups[0] = &t->group;
+    memcpy(t->words, words, sizeof words);
+    t->s.rank = rank;
+    t->s.step = step;
+    t->s.generation = generation;
+    t->s.parts = 1;
+    t->s.step_ns = 1000000 + rank;
+    t->s.words = t->words;
+    t->s.n_words = 4;
+    t->s.groups = t->groups;
+    t->s.n_groups = 1;
+    t->s.records = t->records;
+    for (int i = 0; i < n; i++) {
+        Zt__TraceRecord *r = &t->record[i];
+        zt__trace_record__init(r);
+        r->dtype = 1;
+        r->unit = 2;
+        r->reason = 3;
+        r->seq = (uint64_t)i + 1;
+        r->bytes = 4096;
+        r->count = 1024;
+        r->queued_ns = 1000 * i;
+        r->has_started_ns = r->has_ended_ns = 1;
+        r->started_ns = 10;
+        r->ended_ns = 500 + rank;
+        t->records[i] = r;
+        t->s.n_records++;
+    }
+    return &t->s;
+}
+
+static inline int commit_trace(struct bench *b, const char *run, uint32_t rank, int64_t step, uint32_t generation, int n)
+{
+    struct a_trace t;
+    Zt__StepTrace *list[1] = { trace(&t, rank, step, generation, n) };
+    struct zt_batch *batch = zt_batch_new();
+    zt_batch_traces(batch, run, list, 1);
+    return bench_commit(b, batch);
+}
+
 /* ------------------------------------------------------------------------------ reading */
 static inline sqlite3 *open_reader(struct bench *b)
 {

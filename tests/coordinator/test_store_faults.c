@@ -6,7 +6,8 @@
 
 #define EVENTS 6
 
-struct journal { struct bench b; int acked[EVENTS * 2]; int n_acked; int next; };
+/* Each event comes with a trace of a run, as soon as the run is there. */
+struct journal { struct bench b; bool run_is_there; int acked[EVENTS * 2]; int n_acked; int next; };
 struct ack { struct journal *j; int number; };
 
 static void on_ack(void *arg, const struct zt_commit *c)
@@ -16,6 +17,16 @@ static void on_ack(void *arg, const struct zt_commit *c)
         a->j->acked[a->j->n_acked++] = a->number;
     a->j->b.done++;
     free(a);
+}
+
+static void put_run(struct journal *j)
+{
+    struct zt_batch *batch = zt_batch_new();
+    struct zt_row_run r = a_run(RUN1, "traced", 1, ZT_RUN_RUNNING, 1, 1);
+    struct zt_run_blobs blobs = { .per_rank_keep = 10 };
+    zt_batch_run(batch, &r, &blobs);
+    add_generation(batch, RUN1, 1, 1);
+    j->run_is_there = bench_commit(&j->b, batch) == 0;
 }
 
 static void put_event(struct journal *j, int number, bool keep)
@@ -28,6 +39,11 @@ static void put_event(struct journal *j, int number, bool keep)
     snprintf(e.kind, sizeof e.kind, "J");
     memset(e.message, 'a' + number, 700); /* so that a batch touches more than one sector */
     zt_batch_event(batch, &e, -1);
+    if (j->run_is_there) {
+        struct a_trace t;
+        Zt__StepTrace *list[1] = { trace(&t, 0, number + 1, 1, 20) };
+        zt_batch_traces(batch, RUN1, list, 1);
+    }
     if (zt_store_submit(j->b.store, batch, ZT_HURRY_YES, keep, on_ack, a, &err)) {
         free(a);
         j->b.done++;
@@ -40,6 +56,7 @@ static void work(struct journal *j, bool keep)
     struct zt_error err;
     if (bench_try_open(&j->b, &(struct zt_store_config){ .commit_ms = 1, .retry_ms = 1 }, &err))
         return;
+    put_run(j);
     for (int i = 0; i < EVENTS; i++) {
         int before = j->b.done;
         put_event(j, i, keep);
@@ -52,11 +69,18 @@ static void check_acked(struct journal *j, const char *what, int64_t at)
     sqlite3 *db = open_reader(&j->b);
     integrity(db);
     for (int i = 0; i < j->n_acked; i++) {
-        char sql[96];
+        char sql[160];
         snprintf(sql, sizeof sql, "SELECT count(*) FROM events WHERE kind = 'J' AND rank = %d", j->acked[i]);
         cr_expect_eq(number_of(db, sql), 1, "%s at operation %ld: acknowledged event %d", what, (long)at, j->acked[i]);
+        if (!j->run_is_there)
+            continue;
+        snprintf(sql, sizeof sql, "SELECT count(*) FROM step_trace WHERE run_id = '" RUN1 "' AND step = %d", j->acked[i] + 1);
+        cr_expect_eq(number_of(db, sql), 1, "%s at operation %ld: acknowledged trace %d", what, (long)at, j->acked[i] + 1);
     }
     cr_expect_eq(number_of(db, "SELECT count(*) FROM events WHERE kind = 'J' AND length(message) <> 700"), 0);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_trace WHERE length(trace) <> bytes"), 0);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_trace t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.kind = 'J'"
+                               " AND e.rank = t.step - 1)"), 0, "%s: a batch is there whole or not at all", what);
     sqlite3_close(db);
 }
 

@@ -85,7 +85,7 @@ Test(limits, no_request_is_handled_before_the_hello)
 Test(limits, every_type_after_the_hello_is_served_or_unimplemented)
 {
     static const unsigned served[] = {13, 15, 17, 18, 19, 20, 22, 23, 24, 25, 27, 29, 40, 42,
-                                      44, 46, 48, 50, 52, 54, 56, 58, 60};
+                                      44, 46, 48, 50, 52, 54, 56, 58, 60, 61, 62};
     struct harness h;
     struct raw r;
     const ProtobufCMessageDescriptor *m = &zt__envelope__descriptor;
@@ -173,7 +173,7 @@ Test(limits, bad_hellos)
         cr_assert(run_until(&h.loop, raw_at_end, &r), "hello %d", kind);
         cr_assert_eq(r.last->code, kind == 4 ? ZT__CODE__VERSION : ZT__CODE__AUTH, "hello %d", kind);
         if (kind == 4) {
-            cr_assert_not_null(strstr(r.last->message, "coordinator is t (protocol 1.0)"), "%s", r.last->message);
+            cr_assert_not_null(strstr(r.last->message, "coordinator is t (protocol 1.1)"), "%s", r.last->message);
             cr_assert_not_null(strstr(r.last->message, "caller is 7.7 (protocol 2.0)"), "%s", r.last->message);
         }
         raw_close(&r);

@@ -39,6 +39,8 @@ struct fake {
     bool hold_steps, hold_ids, hold_logs, superseded;
     int refuse_steps_busy, refuse_once_exit;
     bool stale_steps;
+    int refuse_traces_busy;
+    bool refuse_traces;
     /* what it heard */
     int registers, beats, ready, in_comm, puts, gets, done, failures, exits, events, draining_beats;
     Zt__TrainerPhase register_phase, beat_phase;
@@ -50,6 +52,8 @@ struct fake {
     int thinned, with_detail;
     uint32_t step_generation;
     int done_at_rows;      /* step rows when RankDone came */
+    int traced[STEPS_MAX + 1], trace_rows, done_at_traces, traces_refused;
+    int64_t last_traced;
     int exits_after_verdict;
     uint32_t reason, fail_generation;
     int fail_exit_code, fail_signal;
@@ -203,6 +207,29 @@ static inline void fake_log(struct fake *f, struct zt_peer *p, const Zt__Envelop
     zt_peer_reply(p, env->request_id, &reply, &err);
 }
 
+static inline void fake_traces(struct fake *f, struct zt_peer *p, const Zt__Envelope *env)
+{
+    const Zt__ReportTraces *r = env->report_traces;
+    if (f->refuse_traces || f->refuse_traces_busy > 0) {
+        f->refuse_traces_busy -= f->refuse_traces_busy > 0;
+        f->traces_refused++;
+        zt_peer_reply_error(p, env->request_id, f->refuse_traces ? ZT_ENOTFOUND : ZT_EBUSY, "no");
+        return;
+    }
+    cr_assert_str_eq(r->run_id, f->run);
+    for (size_t i = 0; i < r->n_traces; i++) {
+        const Zt__StepTrace *t = r->traces[i];
+        cr_assert(t->step >= 1 && t->step <= STEPS_MAX);
+        cr_assert(t->rank == 3 && t->generation == f->generation && t->step_ns == (uint64_t)t->step * 1000);
+        cr_assert_gt(t->step, f->last_traced, "in the order they came");
+        cr_assert_eq(t->records[t->n_records - 1]->seq, t->n_records);
+        f->last_traced = t->step;
+        f->traced[t->step]++;
+        f->trace_rows++;
+    }
+    fake_ack(p, env->request_id, 0);
+}
+
 static inline void fake_failure(struct fake *f, const Zt__ReportFailure *r)
 {
     f->failures++;
@@ -292,6 +319,9 @@ static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope
     case ZT__ENVELOPE__BODY_REPORT_STEPS:
         fake_steps(f, p, env);
         return;
+    case ZT__ENVELOPE__BODY_REPORT_TRACES:
+        fake_traces(f, p, env);
+        return;
     case ZT__ENVELOPE__BODY_LOG_APPEND:
         fake_log(f, p, env);
         return;
@@ -301,6 +331,7 @@ static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope
     case ZT__ENVELOPE__BODY_RANK_DONE:
         f->done++;
         f->done_at_rows = f->step_rows;
+        f->done_at_traces = f->trace_rows;
         break;
     case ZT__ENVELOPE__BODY_CHILD_EXITED:
         if (f->refuse_once_exit > 0) {

@@ -5,6 +5,7 @@
  *   state N        TrainerState with phase N
  *   put / get      exchange the communicator id, wait for the answer
  *   steps A B      step reports A to B, one frame each
+ *   traces A B N   the collectives of steps A to B, N in each, one frame a step
  *   log N          N numbered lines to stdout; err TEXT a line to stderr; part TEXT without a newline
  *   event TEXT     ReportEvent; fail R TEXT TrainerFailure with reason R
  *   done N         TrainerDone; exit N, signal N, hang (SIGTERM is ignored), garbage
@@ -131,6 +132,43 @@ static void send_steps(long from, long to)
     }
 }
 
+static void send_traces(long from, long to, long n)
+{
+    char *words[1] = {(char *)(uintptr_t)"w"};
+    Zt__TraceGroup group = ZT__TRACE_GROUP__INIT, *groups[1] = {&group};
+    Zt__TraceRecord *records = calloc((size_t)n, sizeof(*records)), **list = calloc((size_t)n, sizeof(*list));
+    uint32_t ranks[2] = {0, 3};
+    group.name = words[0];
+    group.ranks = ranks;
+    group.n_ranks = 2;
+    for (long i = from; i <= to; i++) {
+        Zt__Envelope env = ZT__ENVELOPE__INIT;
+        Zt__ReportTraces r = ZT__REPORT_TRACES__INIT;
+        Zt__StepTrace s = ZT__STEP_TRACE__INIT, *one[1] = {&s};
+        s.step = i;
+        s.parts = 1;
+        s.step_ns = (uint64_t)(i * 1000);
+        s.words = words;
+        s.groups = groups;
+        s.records = list;
+        s.n_words = s.n_groups = 1;
+        s.n_records = (size_t)n;
+        for (long k = 0; k < n; k++) {
+            list[k] = &records[k];
+            zt__trace_record__init(list[k]);
+            list[k]->seq = (uint64_t)k + 1;
+        }
+        r.run_id = (char *)(uintptr_t)"";
+        r.n_traces = 1;
+        r.traces = one;
+        env.body_case = ZT__ENVELOPE__BODY_REPORT_TRACES;
+        env.report_traces = &r;
+        put_frame(&env);
+    }
+    free(records);
+    free(list);
+}
+
 static void send_event(char *text)
 {
     Zt__Envelope env = ZT__ENVELOPE__INIT;
@@ -204,6 +242,9 @@ static void obey(char *line)
         comm_id(line[0] == 'p');
     } else if (!strcmp(line, "steps")) {
         send_steps(n, strtol(strchr(arg, ' '), NULL, 10));
+    } else if (!strcmp(line, "traces")) {
+        char *second = strchr(arg, ' '), *third = strchr(second + 1, ' ');
+        send_traces(n, strtol(second, NULL, 10), strtol(third, NULL, 10));
     } else if (!strcmp(line, "log")) {
         for (long i = 0; i < n; i++) {
             printf("line %ld of the puppet's long and winding log\n", i);

@@ -12,6 +12,8 @@
 #include "worker/child.h"
 #include "worker/logs.h"
 #include "worker/steps.h"
+#include "proto/trace.h"
+#include "worker/traces.h"
 #include "worker/trainer.h"
 
 static char spill[300];
@@ -160,6 +162,127 @@ Test(steps, no_disk_loses_nothing)
     }
     cr_assert_eq(drain(&s, 1, 30), 25);
     zw_steps_free(&s);
+}
+
+/* --------------------------------------------------------------------------------------- traces */
+
+/* The parts as they were given, unpacked copies. */
+struct parts { Zt__StepTrace *s[8]; int n; };
+
+static int keep_part(void *arg, Zt__StepTrace *s, struct zt_error *err)
+{
+    struct parts *p = arg;
+    size_t n = zt__step_trace__get_packed_size(s);
+    uint8_t *bytes = malloc(n);
+    (void)err;
+    cr_assert_null(zt_trace_check(s), "%s", zt_trace_check(s));
+    zt__step_trace__pack(s, bytes);
+    p->s[p->n++] = zt__step_trace__unpack(NULL, n, bytes);
+    free(bytes);
+    return 0;
+}
+
+static const char *word_of(const Zt__StepTrace *s, uint32_t i) { return s->words[i]; }
+
+Test(traces, what_the_engine_says_becomes_parts)
+{
+    enum { N = ZT_TRACE_PART_RECORDS + 3 };
+    static struct zt_coll_record c[N];
+    static int64_t exposed[N], stall[N];
+    static const int ranks[] = {1, 3};
+    const struct zt_comm_group groups[] = {{"world", ranks, 2}, {"dp_shard", ranks, 2}};
+    struct parts p = {.n = 0};
+    struct zt_error err;
+    for (int64_t i = 0; i < N; i++) {
+        c[i] = (struct zt_coll_record){.id = i + 1, .seq = 100 + i, .kind = i % 2 ? ZT_COLL_ALL_REDUCE : ZT_COLL_ALL_GATHER,
+                                       .dtype = ZT_BF16, .count = 8, .bytes = 16, .sent_bytes = 12, .step = 4,
+                                       .control = i == 2, .queued_ns = 5000 + i, .start_ns = 6000 + i, .end_ns = 7000 + i};
+        snprintf(c[i].group, sizeof(c[i].group), "%s", i == 1 ? "late" : "dp_shard");
+        snprintf(c[i].unit, sizeof(c[i].unit), "block%d", (int)(i % 4));
+        snprintf(c[i].reason, sizeof(c[i].reason), "gather for forward");
+        exposed[i] = i;
+        stall[i] = 2 * i;
+    }
+    c[0].queued_ns = 900; /* before the step began, as a prefetch may be */
+    c[0].start_ns = 0;
+    c[1].end_ns = 0;
+    struct zt_step_trace t = {.step = 4, .start_ns = 1000, .end_ns = 9000, .records = c, .exposed_ns = exposed,
+                              .stall_ns = stall, .n = N, .dropped = 7, .groups = groups, .n_groups = 2};
+    cr_assert_eq(zw_trace_parts(&t, keep_part, &p, &err), 0);
+    cr_assert_eq(p.n, 2);
+    const Zt__StepTrace *a = p.s[0], *b = p.s[1];
+    cr_assert(a->step == 4 && a->step_ns == 8000 && a->part == 0 && a->parts == 2 && a->dropped == 7);
+    cr_assert(b->step == 4 && b->step_ns == 8000 && b->part == 1 && b->parts == 2 && !b->has_dropped);
+    cr_assert_eq(a->n_records, (size_t)ZT_TRACE_PART_RECORDS);
+    cr_assert_eq(b->n_records, 3u);
+    cr_assert_eq(a->n_words, 2u + 1 + 4 + 1, "kinds, types, units and reasons, each once");
+    cr_assert_eq(a->n_groups, 3u);
+    cr_assert_eq(b->n_groups, 2u);
+    cr_assert_str_eq(a->groups[2]->name, "late");
+    cr_assert_eq(a->groups[2]->n_ranks, 0u, "nobody said who is in it");
+    cr_assert(a->groups[1]->n_ranks == 2 && a->groups[1]->ranks[0] == 1 && a->groups[1]->ranks[1] == 3);
+    const Zt__TraceRecord *r = a->records[0];
+    cr_assert(r->queued_ns == -100 && !r->has_started_ns && !r->has_ended_ns && r->exposed_ns == 0);
+    r = a->records[1];
+    cr_assert(r->group == 2 && r->has_started_ns && r->started_ns == 1000 && !r->has_ended_ns);
+    r = a->records[2];
+    cr_assert(r->control && !r->has_exposed_ns && !r->has_stall_ns);
+    r = b->records[2];
+    cr_assert(r->seq == 100 + N - 1 && r->group == 1 && r->count == 8 && r->bytes == 16 && r->sent_bytes == 12);
+    cr_assert(r->queued_ns == 4000 + N - 1 && r->started_ns == 1000 && r->ended_ns == 2000);
+    cr_assert(r->exposed_ns == N - 1 && r->stall_ns == 2 * (N - 1) && !r->control);
+    cr_assert_str_eq(word_of(b, r->kind), "all_gather");
+    cr_assert_str_eq(word_of(b, r->dtype), "bf16");
+    cr_assert_str_eq(word_of(b, r->unit), "block2");
+    cr_assert_str_eq(word_of(b, r->reason), "gather for forward");
+    for (int i = 0; i < p.n; i++) {
+        zt__step_trace__free_unpacked(p.s[i], NULL);
+    }
+    /* a step without collectives is a trace too */
+    p.n = 0;
+    t.n = t.dropped = 0;
+    cr_assert_eq(zw_trace_parts(&t, keep_part, &p, &err), 0);
+    cr_assert(p.n == 1 && p.s[0]->n_records == 0 && p.s[0]->parts == 1);
+    zt__step_trace__free_unpacked(p.s[0], NULL);
+}
+
+Test(traces, the_oldest_go_when_memory_is_full)
+{
+    struct zw_traces t;
+    struct zw_batch b;
+    struct zt_error err;
+    char text[40], *words[1] = {text};
+    zw_traces_init(&t);
+    t.max = 1000;
+    for (int64_t step = 1; step <= 50; step++) {
+        Zt__StepTrace s = ZT__STEP_TRACE__INIT;
+        memset(text, 'x', 39);
+        text[39] = '\0';
+        s.step = step;
+        s.parts = 1;
+        s.words = words;
+        s.n_words = 1;
+        cr_assert_eq(zw_traces_push(&t, &s, &err), 0);
+        cr_assert_leq(t.bytes, 1000u);
+    }
+    cr_assert_gt(t.dropped, 20u);
+    int64_t next = (int64_t)t.dropped + 1;
+    cr_assert_eq(t.dropped_step, next - 1);
+    for (;;) {
+        zw_traces_take(&t, &b);
+        if (b.n == 0) {
+            break;
+        }
+        for (size_t i = 0; i < b.n; i++) {
+            Zt__StepTrace *s = zt__step_trace__unpack(NULL, b.reports[i].n, b.reports[i].bytes);
+            cr_assert_eq(s->step, next++);
+            zt__step_trace__free_unpacked(s, NULL);
+        }
+        zw_batch_free(&b);
+    }
+    cr_assert_eq(next, 51);
+    cr_assert_eq(t.bytes, 0u);
+    zw_traces_clear(&t);
 }
 
 /* ----------------------------------------------------------------------------------------- logs */

@@ -145,6 +145,61 @@ Test(supervisor, more_reports_than_the_ring_holds)
     fake_end(&f);
 }
 
+Test(supervisor, traces_come_whole_and_before_the_end)
+{
+    struct fake f;
+    fake_init(&f);
+    pid_t w = fake_worker(&f, "a", NULL);
+    fake_script(&f, "state 2\nstate 3\nsteps 1 10\ntraces 1 100 50\ndone 10\n");
+    f.refuse_traces_busy = 2;
+    start(&f, 2);
+    UNTIL(&f, f.exits == 1);
+    cr_assert_eq(f.traces_refused, 2);
+    cr_assert_eq(f.trace_rows, 100);
+    cr_assert_eq(f.done_at_traces, 100, "RankDone before the traces");
+    for (int i = 1; i <= 100; i++) {
+        cr_assert_eq(f.traced[i], 1);
+    }
+    /* a coordinator that does not want them, or does not know them, does not hold up the end */
+    f.refuse_traces = true;
+    f.exits = f.done = f.trace_rows = 0;
+    fake_want(&f, START, 3);
+    UNTIL(&f, f.exits == 1);
+    cr_assert_eq(f.done, 1);
+    cr_assert_eq(f.trace_rows, 0);
+    fake_quit_worker(&f, w);
+    fake_end(&f);
+}
+
+/* Over 8 MiB the oldest go, and that is said. */
+Test(supervisor, more_traces_than_memory_has_room_for)
+{
+    struct fake f;
+    fake_init(&f);
+    pid_t w = fake_worker(&f, "a", NULL);
+    fake_script(&f, "state 2\nstate 3\ntraces 1 600 1000\ntouch %s/sent\nwait %s/go\ndone 1\n", f.dir, f.dir);
+    f.refuse_traces_busy = 1000000;
+    start(&f, 2);
+    UNTIL(&f, f.traces_refused > 0 && file_exists(in_dir(&f, "sent")));
+    int refused = f.traces_refused;
+    UNTIL(&f, f.traces_refused > refused + 1); /* the supervisor has read what was written */
+    f.refuse_traces_busy = 0;
+    UNTIL(&f, f.traced[600] == 1 && f.events > 0);
+    cr_assert_lt(f.trace_rows, 600);
+    cr_assert_gt(f.trace_rows, 200);
+    cr_assert_eq(f.traced[1], 1, "it was on its way already");
+    cr_assert_eq(strncmp(f.event_text, "TRACE_DROPPED the collectives of captured steps up to ", 54), 0, "%s", f.event_text);
+    int last = 0, pieces = 0;
+    cr_assert_eq(sscanf(f.event_text + 54, "%d were dropped, %d pieces", &last, &pieces), 2, "%s", f.event_text);
+    cr_assert_eq(pieces, 600 - f.trace_rows);
+    cr_assert_eq(f.traced[last], 0);
+    cr_assert_eq(f.traced[last + 1], 1);
+    close(open(in_dir(&f, "go"), O_WRONLY | O_CREAT, 0600));
+    UNTIL(&f, f.exits == 1);
+    fake_quit_worker(&f, w);
+    fake_end(&f);
+}
+
 Test(supervisor, refusals_that_pass_and_those_that_do_not)
 {
     struct fake f;
