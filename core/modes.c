@@ -11,14 +11,14 @@
 #define MEGATRON "Megatron"
 
 static const char keep_why[] =
-    "SHARD_GRAD_OP keeps gathered parameters from forward to backward and frees them after it. It is not "
-    "ZeRO-2, which never cuts the parameters and sends updated ones once per step: mode zero2";
+    "gathered parameters are kept from forward to backward and freed after it; it is not ZeRO-2, which never "
+    "cuts the parameters and sends updated ones once per step: mode zero2";
 static const char hybrid_why[] =
-    "HYBRID_SHARD cuts the state within a group and keeps replicas of the group: PyTorch takes one group per "
+    "the state is cut within a group of ranks, and each group holds a replica; PyTorch takes one group per "
     "node, here the two degrees say it";
 static const char hybrid_keep_why[] =
-    "_HYBRID_SHARD_ZERO2 is SHARD_GRAD_OP within a group, with replicas of the group; it is not ZeRO-2, which "
-    "never cuts the parameters: mode zero2";
+    "it is SHARD_GRAD_OP within a group of ranks, and each group holds a replica; it is not ZeRO-2, which never "
+    "cuts the parameters: mode zero2";
 
 static const struct zt_mode_word words[] = {
     {"ddp", ZT_DDP, false, false, NULL, NULL},
@@ -27,9 +27,9 @@ static const struct zt_mode_word words[] = {
     {"zero3", ZT_ZERO3, false, false, NULL, NULL},
     {"fsdp", ZT_FSDP, false, false, NULL, NULL},
     {"hsdp", ZT_FSDP, false, true, "torchtitan", hybrid_why},
-    {"NO_SHARD", ZT_DDP, false, false, FSDP1, "NO_SHARD keeps everything whole and all-reduces gradients"},
+    {"NO_SHARD", ZT_DDP, false, false, FSDP1, "everything is whole, gradients are all-reduced"},
     {"FULL_SHARD", ZT_FSDP, false, false, FSDP1,
-     "FULL_SHARD frees gathered parameters after forward, those of the root kept"},
+     "gathered parameters are freed after forward, those of the root kept"},
     {"SHARD_GRAD_OP", ZT_FSDP, true, false, FSDP1, keep_why},
     {"HYBRID_SHARD", ZT_FSDP, false, true, FSDP1, hybrid_why},
     {"_HYBRID_SHARD_ZERO2", ZT_FSDP, true, true, FSDP1, hybrid_keep_why},
@@ -53,9 +53,9 @@ static const struct zt_mode_word words[] = {
     {"zero_stage_2", ZT_ZERO2, false, false, DEEPSPEED, NULL},
     {"zero_stage_3", ZT_ZERO3, false, false, DEEPSPEED, NULL},
     {"MiCS", ZT_ZERO3, false, true, DEEPSPEED,
-     "MiCS cuts the state within mics_shard_size ranks and keeps replicas of the group"},
+     "the state is cut within mics_shard_size ranks, and each such group holds a replica"},
     {"distributed_optimizer", ZT_ZERO1, false, false, MEGATRON,
-     "the distributed optimizer cuts the optimizer's state only; parameters and gradients stay whole"},
+     "the optimizer's state is cut; parameters and gradients stay whole"},
     {"optim", ZT_ZERO1, false, false, MEGATRON, NULL},
     {"optim_grads", ZT_ZERO2, false, false, MEGATRON, NULL},
     {"optim_grads_params", ZT_ZERO3, false, false, MEGATRON, NULL},

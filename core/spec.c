@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 #include <xxhash.h>
+#include "core/modes.h"
 #include "core/spec_schema.h"
 #include "core/units.h"
 
@@ -15,6 +16,8 @@ struct parse {
     struct zt_spec *spec;
     struct zt_problems problems;
     const char *file;
+    const struct zt_mode_word *mode_word; /* the mode was given in other words: as mode_text, */
+    const char *mode_text, *mode_key;     /* under the key mode_key (NULL: mode) */
 };
 
 /* Numbers have a point, whatever the user's locale says. */
@@ -340,6 +343,28 @@ static const char *unknown_key(const char *section, const char *word, const char
     return why;
 }
 
+/* A mode by its own name, else by one of other programs: what that means is applied when all keys are read. */
+static const char *set_mode(struct parse *p, const struct zt_key *k, const struct zt_node *node, char *why,
+                            size_t n) {
+    const struct zt_mode_word *w = zt_mode_word_find(node->text);
+    char show[64], list[160];
+    if (!w) {
+        snprintf(why, n, "\"%s\" is not known; it is one of: %s (names elsewhere: zctl explain modes)",
+                 zt_value_show(node->text, show, sizeof show), zt_schema_names(k, list, sizeof list));
+        return why;
+    }
+    *(int *)field(p->spec, k) = (int)w->mode;
+    bool ours = !node->foreign && strcmp(node->text, zt_mode_name(w->mode)) == 0;
+    p->mode_word = ours ? NULL : w;
+    p->mode_text = node->text;
+    p->mode_key = node->foreign;
+    return NULL;
+}
+
+static bool to_fill_in(const struct zt_node *node) {
+    return node->kind == ZT_NODE_SCALAR && strcmp(node->text, ZT_FILL_IN) == 0;
+}
+
 static void walk_map(struct parse *p, const struct zt_node *map, const char *section);
 
 static void walk_value(struct parse *p, int i, const struct zt_node *node) {
@@ -349,7 +374,10 @@ static void walk_value(struct parse *p, int i, const struct zt_node *node) {
     bool map_ok = k->kind == ZT_KEY_SECTION || (k->flags & ZT_KEY_MAP_TOO);
     p->spec->mark[i].line = node->key_line;
     p->spec->mark[i].column = node->key_column;
-    if (node->kind == ZT_NODE_MAP && map_ok) {
+    if (to_fill_in(node)) {
+        snprintf(why, sizeof why, "%s stands for a value that is still to be given: %s", ZT_FILL_IN, k->help);
+        bad = why;
+    } else if (node->kind == ZT_NODE_MAP && map_ok) {
         if (k->kind == ZT_KEY_SECTION && k->offset != ZT_KEY_NOWHERE)
             *(bool *)field(p->spec, k) = true;
         walk_map(p, node, k->path);
@@ -359,6 +387,8 @@ static void walk_value(struct parse *p, int i, const struct zt_node *node) {
         walk_list(p, k, node);
     else if (node->kind == ZT_NODE_LIST && k->kind == ZT_KEY_SOURCES)
         walk_sources(p, k, node);
+    else if (node->kind == ZT_NODE_SCALAR && (k->flags & ZT_KEY_MODE_WORDS))
+        bad = set_mode(p, k, node, why, sizeof why);
     else if (node->kind == ZT_NODE_SCALAR)
         bad = set_scalar(p->spec, k, node, why, sizeof why);
     else
@@ -439,6 +469,9 @@ static int apply_override(struct parse *p, struct zt_tree *t, const char *text,
         return zt_fail(err, ZT_EINVAL, "--set %s: write it as key=value, e.g. training.steps=100",
                        zt_value_show(text, why, 80));
     snprintf(path, sizeof path, "%.*s", (int)(eq - text), text);
+    const char *foreign = zt_alias_key(path);
+    if (foreign)
+        snprintf(path, sizeof path, "parallelism.mode");
     int key = zt_schema_find(path);
     if (key < 0 && strncmp(path, "labels.", 7) != 0) {
         const char *dot = strrchr(path, '.');
@@ -474,23 +507,25 @@ static int apply_override(struct parse *p, struct zt_tree *t, const char *text,
     at->text = text_copy;
     at->line = at->key_line = 1;
     at->column = at->key_column = 0;
+    at->foreign = foreign;
     return 0;
 }
 
 /* ---------------------------------------------------------------------------------- defaults */
 
+void zt_schema_default(struct zt_spec *s, const struct zt_key *k) {
+    char why[300], text[64];
+    if (!k->fallback || k->kind == ZT_KEY_LIST)
+        return;
+    snprintf(text, sizeof text, "%s", k->fallback);
+    struct zt_node n = {.kind = ZT_NODE_SCALAR, .plain = true, .text = text};
+    const char *bad = set_scalar(s, k, &n, why, sizeof why);
+    ZT_ASSERT(bad == NULL);
+}
+
 static void set_defaults(struct zt_spec *s) {
-    char why[300];
-    for (int i = 0; i < zt_schema_count(); i++) {
-        const struct zt_key *k = zt_schema_key(i);
-        if (!k->fallback || k->kind == ZT_KEY_LIST)
-            continue;
-        char text[64];
-        snprintf(text, sizeof text, "%s", k->fallback);
-        struct zt_node n = {.kind = ZT_NODE_SCALAR, .plain = true, .text = text};
-        const char *bad = set_scalar(s, k, &n, why, sizeof why);
-        ZT_ASSERT(bad == NULL);
-    }
+    for (int i = 0; i < zt_schema_count(); i++)
+        zt_schema_default(s, zt_schema_key(i));
     s->training.trainable.n = 1;
     strcpy(s->training.trainable.item[0], "*");
     s->training.lora.targets.n = 2;
@@ -501,10 +536,6 @@ static void set_defaults(struct zt_spec *s) {
     s->model.tied_head = true;
 }
 
-static bool given(const struct zt_spec *s, const char *path) {
-    return s->mark[zt_schema_find(path)].line != 0;
-}
-
 /* Presets come before the keys beside them, whatever their order in the file. */
 static void start_from_preset(struct parse *p, const struct zt_node *root) {
     const struct zt_node *model = zt_node_get(root, "model", 5);
@@ -513,7 +544,8 @@ static void start_from_preset(struct parse *p, const struct zt_node *root) {
     struct zt_error err;
     if (!preset || preset->kind != ZT_NODE_SCALAR)
         return;
-    if (preset->text[0] == '\0' || zt_model_preset(preset->text, &p->spec->model, &err) == 0)
+    if (preset->text[0] == '\0' || to_fill_in(preset) ||
+        zt_model_preset(preset->text, &p->spec->model, &err) == 0)
         return;
     int key = zt_schema_find("model.preset");
     p->spec->mark[key].line = preset->key_line;
@@ -525,20 +557,20 @@ static void require_model(struct parse *p) {
     static const char *const needed[] = {"model.layers", "model.heads", "model.dim",
                                          "model.vocab_size", "model.seq_len_max"};
     struct zt_spec *s = p->spec;
-    if (!given(s, "model.tied_head") && s->model.family == ZT_LLAMA)
+    if (!zt_spec_given(s, "model.tied_head") && s->model.family == ZT_LLAMA)
         s->model.tied_head = false;
-    if (!given(s, "model")) {
+    if (!zt_spec_given(s, "model")) {
         zt_problem(&p->problems, zt_schema_find("model"),
                    "missing; give {preset: gpt2-nano}, or its numbers");
         return;
     }
     for (int i = 0; i < 5; i++)
-        if (!given(s, needed[i]))
+        if (!zt_spec_given(s, needed[i]))
             zt_problem(&p->problems, zt_schema_find(needed[i]),
                        "missing; give it, or start from a preset");
-    if (s->model.family == ZT_LLAMA && !given(s, "model.ffn_dim"))
+    if (s->model.family == ZT_LLAMA && !zt_spec_given(s, "model.ffn_dim"))
         zt_problem(&p->problems, zt_schema_find("model.ffn_dim"), "missing; llama has no default");
-    if (!given(s, "model.rope_theta") && s->model.family == ZT_LLAMA)
+    if (!zt_spec_given(s, "model.rope_theta") && s->model.family == ZT_LLAMA)
         s->model.rope_theta = 500000;
 }
 
@@ -547,30 +579,30 @@ static void derive_model(struct parse *p) {
     struct zt_spec *s = p->spec;
     struct zt_model_config *m = &s->model;
     bool preset = s->preset[0] != 0;
-    bool resized = given(s, "model.dim") || given(s, "model.heads");
+    bool resized = zt_spec_given(s, "model.dim") || zt_spec_given(s, "model.heads");
     if (!preset && !p->problems.key_bad[zt_schema_find("model.preset")])
         require_model(p);
     if (m->heads < 1 || m->dim < 1)
         return;
-    if (!given(s, "model.head_dim") && (resized || !preset)) {
+    if (!zt_spec_given(s, "model.head_dim") && (resized || !preset)) {
         if (m->dim % m->heads != 0)
             zt_problem(&p->problems, zt_schema_find("model.heads"), "%lld does not divide dim %lld",
                        (long long)m->heads, (long long)m->dim);
         m->head_dim = m->dim / m->heads;
     }
-    if (!given(s, "model.kv_heads") && (m->family == ZT_GPT2 || !preset))
+    if (!zt_spec_given(s, "model.kv_heads") && (m->family == ZT_GPT2 || !preset))
         m->kv_heads = m->heads;
-    if (!given(s, "model.ffn_dim") && m->family == ZT_GPT2 && (given(s, "model.dim") || !preset))
+    if (!zt_spec_given(s, "model.ffn_dim") && m->family == ZT_GPT2 && (zt_spec_given(s, "model.dim") || !preset))
         m->ffn_dim = 4 * m->dim;
-    if (m->family == ZT_GPT2 && !given(s, "model.qkv_bias"))
+    if (m->family == ZT_GPT2 && !zt_spec_given(s, "model.qkv_bias"))
         m->qkv_bias = true;
 }
 
 static void derive_rest(struct zt_spec *s) {
-    s->parallelism.mode_given = given(s, "parallelism.mode");
+    s->parallelism.mode_given = zt_spec_given(s, "parallelism.mode");
     if (!s->parallelism.mode_given)
         s->parallelism.mode = s->parallelism.shard > 1 ? ZT_FSDP : ZT_DDP;
-    if (s->validation.enabled && !given(s, "validation.every_steps"))
+    if (s->validation.enabled && !zt_spec_given(s, "validation.every_steps"))
         s->validation.every_steps =
             s->training.steps > 0 && s->training.steps < 500 ? s->training.steps : 500;
     if (s->checkpoint.enabled && !s->checkpoint.folder[0])
@@ -591,6 +623,8 @@ static void check_all(struct parse *p) {
     check_required(p);
     derive_model(p);
     derive_rest(s);
+    if (p->mode_word)
+        zt_alias_apply(&p->problems, s, p->mode_word, p->mode_text, p->mode_key);
     zt_check_alone(&p->problems, s);
     int64_t workers = zt_spec_workers_known(s);
     bool number_bad = p->problems.key_bad[zt_schema_find("workers")];
@@ -616,8 +650,11 @@ static int read_tree(struct parse *p, const char *text, size_t bytes, const char
     if (t->root->kind != ZT_NODE_MAP)
         return zt_fail(err, ZT_EINVAL, "%s:%u:%u: not a run file; it starts with keys such as "
                        "\"version: 1\"", p->file, t->root->line, t->root->column);
+    zt_alias_keys(&p->problems, t);
     for (int i = 0; i < n_overrides && rc == 0; i++)
         rc = apply_override(p, t, overrides[i], err);
+    if (n_overrides > 0)
+        zt_alias_keys(&p->problems, t); /* --set parallelism={zero_stage: 3} */
     return rc;
 }
 

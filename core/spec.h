@@ -24,6 +24,9 @@
 #define ZT_PATH_MAX 1024
 #define ZT_SPEC_MAX_KEYS 160 /* rows of the schema table, at most */
 #define ZT_SPEC_MAX_LIST 16  /* items of a list in run.yaml */
+#define ZT_SPEC_MAX_NOTES 8
+/* What `zctl convert` writes where it does not know a value; refused by name wherever it stands. */
+#define ZT_FILL_IN "FILL_IN"
 
 enum zt_reshard { ZT_RESHARD_DEFAULT = 0, ZT_RESHARD_TRUE, ZT_RESHARD_FALSE, ZT_RESHARD_INT };
 enum zt_tokenizer { ZT_TOKENIZER_BYTES = 0, ZT_TOKENIZER_NONE };
@@ -124,6 +127,10 @@ struct zt_spec {
     char *verbatim;               /* the file's bytes, for the record */
     size_t verbatim_bytes;
     char normalised_hash[33];     /* XXH3-128, hex, of zt_spec_normalise's text right after parsing */
+
+    /* What was accepted and needs a word: names of other programs, keys that a --set made idle. Each is
+     * "run.yaml:9:22: KEY: text"; not part of the normalised text. */
+    struct { int n; char item[ZT_SPEC_MAX_NOTES][512]; } notes;
 
     /* Where each key of the schema was read, by its row: line 0 = not given, column 0 = --set. */
     struct { uint32_t line, column; } mark[ZT_SPEC_MAX_KEYS];

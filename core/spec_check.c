@@ -74,27 +74,56 @@ int zt_problems_end(struct zt_problems *p, struct zt_error *err) {
     return zt_fail(err, ZT_EINVAL, "%s", p->text);
 }
 
+void zt_note(const struct zt_problems *p, struct zt_spec *s, int key, const char *fmt, ...) {
+    char why[420];
+    va_list ap;
+    if (s->notes.n == ZT_SPEC_MAX_NOTES)
+        return;
+    char *to = s->notes.item[s->notes.n++];
+    const size_t room = sizeof s->notes.item[0];
+    const char *path = zt_schema_key(key)->path;
+    uint32_t line = s->mark[key].line, column = s->mark[key].column;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    if (line == 0)
+        snprintf(to, room, "%s: %s: %s", p->file, path, why);
+    else if (column == 0)
+        snprintf(to, room, "--set %s: %s", path, why);
+    else
+        snprintf(to, room, "%s:%u:%u: %s: %s", p->file, line, column, path, why);
+}
+
 /* ---------------------------------------------------------------------------------- helpers */
 
-static int row(const char *path) {
+int zt_schema_row(const char *path) {
     int i = zt_schema_find(path);
     ZT_ASSERT(i >= 0);
     return i;
 }
 
-static bool given(const struct zt_spec *s, const char *path) { return s->mark[row(path)].line != 0; }
+bool zt_spec_given(const struct zt_spec *s, const char *path) {
+    return s->mark[zt_schema_row(path)].line != 0;
+}
 
-#define PROBLEM(p, path, ...) zt_problem(p, row(path), __VA_ARGS__)
-#define LL(v) ((long long)(v))
-
-/* Given, and not what it would be by default. */
-static bool changed(const struct zt_spec *s, const char *path) {
+bool zt_spec_changed(const struct zt_spec *s, const char *path) {
     char text[ZT_SCHEMA_TEXT];
-    const struct zt_key *k = zt_schema_key(row(path));
-    if (!given(s, path))
+    const struct zt_key *k = zt_schema_key(zt_schema_row(path));
+    if (!zt_spec_given(s, path))
         return false;
     return !k->fallback || strcmp(zt_schema_text(s, k, text, sizeof text), k->fallback) != 0;
 }
+
+const char *zt_divisors(int64_t n, char *buf, size_t size) {
+    size_t used = 0;
+    buf[0] = '\0';
+    for (int64_t d = 1; d <= n && d <= 65536 && used + 32 < size; d++)
+        if (n % d == 0)
+            used += (size_t)snprintf(buf + used, size - used, "%s%lld", used ? " " : "", (long long)d);
+    return buf;
+}
+
+#define LL(v) ((long long)(v))
 
 /* ---------------------------------------------------------------------------------- alone */
 
@@ -110,114 +139,85 @@ static bool name_ok(const char *s) {
 static void check_run(struct zt_problems *p, const struct zt_spec *s) {
     char show[80];
     if (s->name[0] && !name_ok(s->name))
-        PROBLEM(p, "name",
+        ZT_PROBLEM(p, "name",
                 "\"%s\" is not a run name: lower-case letters, digits, '.', '_' and '-', the first a "
                 "letter or a digit, at most %d",
                 zt_value_show(s->name, show, sizeof show), ZT_NAME_MAX);
     if (s->workers_min > 0 && s->workers_max > 0 && s->workers_min > s->workers_max)
-        PROBLEM(p, "workers.min", "%d is above workers.max %d", s->workers_min, s->workers_max);
+        ZT_PROBLEM(p, "workers.min", "%d is above workers.max %d", s->workers_min, s->workers_max);
 }
 
 static void check_data(struct zt_problems *p, const struct zt_spec *s) {
     bool path = s->dataset.path[0] != 0, sources = s->dataset.sources.n > 0;
     if (!path && !sources)
-        PROBLEM(p, "dataset.path", "missing; give the file, folder or glob to train on");
+        ZT_PROBLEM(p, "dataset.path", "missing; give the file, folder or glob to train on");
     if (path && sources)
-        PROBLEM(p, "dataset.sources", "given together with dataset.path; give one of them");
+        ZT_PROBLEM(p, "dataset.sources", "given together with dataset.path; give one of them");
     if (s->dataset.tokenizer == ZT_TOKENIZER_BYTES && s->model.vocab_size > 0 &&
         s->model.vocab_size < 256)
-        PROBLEM(p, "model.vocab_size",
+        ZT_PROBLEM(p, "model.vocab_size",
                 "%lld is too small for tokenizer bytes, whose ids go up to 255; give 256 or more",
                 LL(s->model.vocab_size));
     if (!s->validation.enabled)
         return;
     if (!s->validation.path[0] && s->validation.fraction <= 0)
-        PROBLEM(p, "validation.path", "missing; give path, or fraction (0.1 keeps a tenth)");
+        ZT_PROBLEM(p, "validation.path", "missing; give path, or fraction (0.1 keeps a tenth)");
     if (s->validation.path[0] && s->validation.fraction > 0)
-        PROBLEM(p, "validation.fraction", "given together with validation.path; give one of them");
+        ZT_PROBLEM(p, "validation.fraction", "given together with validation.path; give one of them");
     if (s->training.steps > 0 && s->validation.every_steps > s->training.steps)
-        PROBLEM(p, "validation.every_steps", "%lld is never reached in %lld steps",
+        ZT_PROBLEM(p, "validation.every_steps", "%lld is never reached in %lld steps",
                 LL(s->validation.every_steps), LL(s->training.steps));
 }
 
 static void check_training(struct zt_problems *p, const struct zt_spec *s) {
     int64_t local = s->training.local_batch_size, global = s->training.global_batch_size;
     if (s->training.steps == 0 && s->training.epochs == 0)
-        PROBLEM(p, "training.steps", "missing; give steps or epochs");
+        ZT_PROBLEM(p, "training.steps", "missing; give steps or epochs");
     if (s->training.steps > 0 && s->training.epochs > 0)
-        PROBLEM(p, "training.epochs", "given together with training.steps; give one of them");
+        ZT_PROBLEM(p, "training.epochs", "given together with training.steps; give one of them");
     if (s->training.seq_len > s->model.seq_len_max && s->model.seq_len_max > 0)
-        PROBLEM(p, "training.seq_len", "%lld is longer than the model's seq_len_max %lld",
+        ZT_PROBLEM(p, "training.seq_len", "%lld is longer than the model's seq_len_max %lld",
                 LL(s->training.seq_len), LL(s->model.seq_len_max));
     if (global > 0 && local > 0 && global < local)
-        PROBLEM(p, "training.global_batch_size",
+        ZT_PROBLEM(p, "training.global_batch_size",
                 "%lld sequences are fewer than one local_batch_size of %lld", LL(global), LL(local));
-    if (s->training.epochs == 0 && changed(s, "training.accumulation_tail"))
-        PROBLEM(p, "training.accumulation_tail", "is read with training.epochs only; with steps, "
+    if (s->training.epochs == 0 && zt_spec_changed(s, "training.accumulation_tail"))
+        ZT_PROBLEM(p, "training.accumulation_tail", "is read with training.epochs only; with steps, "
                 "windows run on across epochs");
 }
 
 static void check_schedule(struct zt_problems *p, const struct zt_spec *s) {
     int64_t warmup = s->lr_scheduler.warmup_steps, steps = s->training.steps;
     if (steps > 0 && warmup > steps)
-        PROBLEM(p, "lr_scheduler.warmup_steps", "%lld is more than training.steps %lld", LL(warmup),
+        ZT_PROBLEM(p, "lr_scheduler.warmup_steps", "%lld is more than training.steps %lld", LL(warmup),
                 LL(steps));
     if (s->lr_scheduler.decay_type != ZT_DECAY_CONSTANT)
         return;
     static const char *const unused[] = {"lr_scheduler.decay_ratio", "lr_scheduler.min_lr_factor"};
     for (int i = 0; i < 2; i++)
-        if (changed(s, unused[i]))
-            PROBLEM(p, unused[i], "has no effect with decay_type constant; choose linear, cosine "
+        if (zt_spec_changed(s, unused[i]))
+            ZT_PROBLEM(p, unused[i], "has no effect with decay_type constant; choose linear, cosine "
                     "or sqrt, or leave it out");
-}
-
-static void check_mode(struct zt_problems *p, const struct zt_spec *s) {
-    static const char *const gathered[] = {
-        "parallelism.reshard_after_forward", "parallelism.persistence_threshold",
-        "parallelism.prefetch", "parallelism.no_sync"};
-    enum zt_mode mode = s->parallelism.mode;
-    if (mode == ZT_DDP && s->parallelism.shard > 1)
-        PROBLEM(p, "parallelism.data_parallel_shard_degree",
-                "%d with mode ddp, which keeps everything whole; give 1 (its replicas are "
-                "data_parallel_replicate_degree) or another mode",
-                s->parallelism.shard);
-    for (int i = 0; i < 4 && mode != ZT_ZERO3 && mode != ZT_FSDP; i++)
-        if (changed(s, gathered[i]))
-            PROBLEM(p, gathered[i], "has no effect with mode %s; only zero3 and fsdp read it",
-                    zt_mode_name(mode));
-    if (s->parallelism.sequence_parallel && s->parallelism.tensor == 1)
-        PROBLEM(p, "parallelism.sequence_parallel",
-                "true needs a tensor_parallel_degree above 1");
-    if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.tensor > 1)
-        PROBLEM(p, "parallelism.reshard_after_forward",
-                "%d with tensor_parallel_degree %d; a number needs tensor_parallel_degree 1",
-                s->parallelism.reshard_int, s->parallelism.tensor);
 }
 
 static void check_service(struct zt_problems *p, const struct zt_spec *s) {
     if (s->checkpoint.enabled && s->checkpoint.keep_latest_k == 1)
-        PROBLEM(p, "checkpoint.keep_latest_k",
+        ZT_PROBLEM(p, "checkpoint.keep_latest_k",
                 "1 would leave nothing to fall back on; give 0 (all) or 2 and more");
-    if (s->checkpoint.enabled && given(s, "checkpoint.interval") && s->training.steps > 0 &&
+    if (s->checkpoint.enabled && zt_spec_given(s, "checkpoint.interval") && s->training.steps > 0 &&
         s->checkpoint.interval >= s->training.steps)
-        PROBLEM(p, "checkpoint.interval", "%lld is not below training.steps %lld",
+        ZT_PROBLEM(p, "checkpoint.interval", "%lld is not below training.steps %lld",
                 LL(s->checkpoint.interval), LL(s->training.steps));
     double progress = s->timeouts.progress > 0 ? s->timeouts.progress : 10;
     if (s->comm.train_timeout_seconds <= progress)
-        PROBLEM(p, "comm.train_timeout_seconds",
+        ZT_PROBLEM(p, "comm.train_timeout_seconds",
                 "%g must be above timeouts.progress (%s%g), so that a hang is found before its "
                 "consequences",
                 s->comm.train_timeout_seconds, s->timeouts.progress > 0 ? "" : "auto: at least ",
                 progress);
     if (s->restart.backoff_initial > s->restart.backoff_max)
-        PROBLEM(p, "restart.backoff_seconds.initial", "%g is above restart.backoff_seconds.max %g",
+        ZT_PROBLEM(p, "restart.backoff_seconds.initial", "%g is above restart.backoff_seconds.max %g",
                 s->restart.backoff_initial, s->restart.backoff_max);
-    const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
-    if (r && r->compute != ZT_F32 && !given(s, "precision.reduce_dtype"))
-        PROBLEM(p, "precision.reduce_dtype",
-                "missing; recipe %s computes in 16 bits, so say in which format gradients are summed "
-                "(fp32 is the safe one)",
-                s->precision.recipe);
 }
 
 static void check_model(struct zt_problems *p, const struct zt_spec *s) {
@@ -239,7 +239,7 @@ static void check_model(struct zt_problems *p, const struct zt_spec *s) {
     if (key >= 0)
         zt_problem(p, key, "%s", colon + 2);
     else
-        PROBLEM(p, "model", "%s", err.msg);
+        ZT_PROBLEM(p, "model", "%s", err.msg);
 }
 
 /* They keep a division from being 0 / 0, which takes a number that is not 0 in fp32. */
@@ -248,32 +248,33 @@ static void check_model(struct zt_problems *p, const struct zt_spec *s) {
     "more"
 static void check_epsilons(struct zt_problems *p, const struct zt_spec *s) {
     if (s->optimizer.eps > 0 && s->optimizer.eps < (double)FLT_MIN)
-        PROBLEM(p, "optimizer.eps", ZERO_IN_FP32, s->optimizer.eps);
+        ZT_PROBLEM(p, "optimizer.eps", ZERO_IN_FP32, s->optimizer.eps);
     if (s->model.norm_eps > 0 && s->model.norm_eps < (double)FLT_MIN)
-        PROBLEM(p, "model.norm_eps", ZERO_IN_FP32, s->model.norm_eps);
+        ZT_PROBLEM(p, "model.norm_eps", ZERO_IN_FP32, s->model.norm_eps);
 }
 
 /* What the allocator of every rank would refuse. */
 static void check_memory(struct zt_problems *p, const struct zt_spec *s) {
     double split = s->memory.max_split_size_mib, limit = s->memory.limit_gib;
     if (split > 0 && split <= 20)
-        PROBLEM(p, "memory.max_split_size_mib",
+        ZT_PROBLEM(p, "memory.max_split_size_mib",
                 "%g is not above 20, the size of a large segment; give more, or 0 for no limit",
                 split);
     if (limit > 0 && limit * 512 < 1)
-        PROBLEM(p, "memory.limit_gib",
+        ZT_PROBLEM(p, "memory.limit_gib",
                 "%g is less than one segment of 2 MiB (0.002); give more, or 0 for what the worker "
                 "offers",
                 limit);
 }
 
-void zt_check_alone(struct zt_problems *p, const struct zt_spec *s) {
+void zt_check_alone(struct zt_problems *p, struct zt_spec *s) {
     check_run(p, s);
     check_model(p, s);
     check_data(p, s);
     check_training(p, s);
     check_schedule(p, s);
-    check_mode(p, s);
+    zt_check_shard(p, s);
+    zt_check_precision(p, s);
     check_epsilons(p, s);
     check_memory(p, s);
     check_service(p, s);
@@ -290,22 +291,12 @@ int64_t zt_spec_workers_known(const struct zt_spec *s) {
     return 0;
 }
 
-/* "1 2 4 8": the divisors of n, as many as fit. */
-static const char *divisors(int64_t n, char *buf, size_t size) {
-    size_t used = 0;
-    buf[0] = '\0';
-    for (int64_t d = 1; d <= n && d <= 65536 && used + 32 < size; d++)
-        if (n % d == 0)
-            used += (size_t)snprintf(buf + used, size - used, "%s%lld", used ? " " : "", LL(d));
-    return buf;
-}
-
 static bool degree_divides(struct zt_problems *p, const char *path, int degree, int workers) {
     char list[128];
     if (degree < 1 || workers % degree == 0)
         return true;
-    PROBLEM(p, path, "%d does not divide %d workers (allowed: %s)", degree, workers,
-            divisors(workers, list, sizeof list));
+    ZT_PROBLEM(p, path, "%d does not divide %d workers (allowed: %s)", degree, workers,
+            zt_divisors(workers, list, sizeof list));
     return false;
 }
 
@@ -330,12 +321,12 @@ static bool fill_degrees(struct zt_problems *p, struct zt_spec *s, int workers) 
         *sh = *sh < 0 ? rest : *sh;
         return true;
     }
-    const char *path = given(s, "parallelism.tensor_parallel_degree")
+    const char *path = zt_spec_given(s, "parallelism.tensor_parallel_degree")
                            ? "parallelism.tensor_parallel_degree"
-                       : given(s, "parallelism.data_parallel_shard_degree")
+                       : zt_spec_given(s, "parallelism.data_parallel_shard_degree")
                            ? "parallelism.data_parallel_shard_degree"
                            : "parallelism.data_parallel_replicate_degree";
-    PROBLEM(p, path,
+    ZT_PROBLEM(p, path,
             "replicate %d x shard %d x tensor %d = %lld, but there are %d workers; leave a degree out "
             "to have it filled",
             *r < 0 ? 1 : *r, *sh < 0 ? 1 : *sh, t, LL(product), workers);
@@ -359,7 +350,7 @@ static void check_batch(struct zt_problems *p, struct zt_spec *s) {
         snprintf(near, sizeof near, "%lld or %lld", LL(below), LL(below + step));
     else
         snprintf(near, sizeof near, "%lld", LL(step));
-    PROBLEM(p, "training.global_batch_size",
+    ZT_PROBLEM(p, "training.global_batch_size",
             "%lld is not a multiple of local_batch_size %lld x %lld data-parallel ranks = %lld; give "
             "%s, or another local_batch_size",
             LL(global), LL(local), LL(dp), LL(step), near);
@@ -375,13 +366,13 @@ static void check_tensor(struct zt_problems *p, const struct zt_spec *s) {
     };
     for (int i = 0; i < 4; i++)
         if (row_of[i].value % t != 0)
-            PROBLEM(p, row_of[i].path, "%lld is not divisible by tensor_parallel_degree %d",
+            ZT_PROBLEM(p, row_of[i].path, "%lld is not divisible by tensor_parallel_degree %d",
                     LL(row_of[i].value), t);
 }
 
 void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
     if (s->workers > 0 && s->workers != workers) {
-        PROBLEM(p, "workers", "the run file asks for %d, but there are %d; change one of them",
+        ZT_PROBLEM(p, "workers", "the run file asks for %d, but there are %d; change one of them",
                 s->workers, workers);
         return;
     }
@@ -390,12 +381,15 @@ void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
     s->workers = workers;
     check_batch(p, s);
     check_tensor(p, s);
-    if (s->parallelism.reshard == ZT_RESHARD_INT &&
-        s->parallelism.shard % s->parallelism.reshard_int != 0) {
+    if (s->parallelism.reshard != ZT_RESHARD_INT)
+        return;
+    if (s->parallelism.reshard_int == s->parallelism.shard) {
+        s->parallelism.reshard = ZT_RESHARD_TRUE; /* cut in as many parts as the state */
+    } else if (s->parallelism.shard % s->parallelism.reshard_int != 0) {
         char list[128];
-        PROBLEM(p, "parallelism.reshard_after_forward",
+        ZT_PROBLEM(p, "parallelism.reshard_after_forward",
                 "%d does not divide the shard degree %d (allowed: %s)", s->parallelism.reshard_int,
-                s->parallelism.shard, divisors(s->parallelism.shard, list, sizeof list));
+                s->parallelism.shard, zt_divisors(s->parallelism.shard, list, sizeof list));
     }
 }
 
@@ -404,7 +398,7 @@ void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
 static void check_not_yet(struct zt_problems *p, const struct zt_spec *s,
                           const struct zt_not_yet *no) {
     char text[ZT_SCHEMA_TEXT], show[80];
-    int i = row(no->path);
+    int i = zt_schema_row(no->path);
     const struct zt_key *k = zt_schema_key(i);
     if (!no->only) {
         const bool *there = (const bool *)(const void *)((const char *)s + k->offset);
@@ -419,7 +413,7 @@ static void check_not_yet(struct zt_problems *p, const struct zt_spec *s,
         return; /* the family is refused already */
     zt_value_show(text, show, sizeof show);
     if (strcmp(no->path, "model.family") == 0 && s->mark[i].line == 0)
-        PROBLEM(p, "model.preset", "\"%s\" is of the %s family, which is not in this version; use a "
+        ZT_PROBLEM(p, "model.preset", "\"%s\" is of the %s family, which is not in this version; use a "
                 "gpt2 preset", s->preset, show);
     else if (!no->only[0])
         zt_problem(p, i, "not in this version; leave it out");

@@ -31,6 +31,7 @@ enum zt_key_flags {
     ZT_KEY_ZERO_UNSET = 32, /* 0 is "not given": never written by zt_spec_normalise */
     ZT_KEY_LLAMA = 64,      /* a key that only the llama family reads */
     ZT_KEY_REQUIRED = 128,
+    ZT_KEY_MODE_WORDS = 256, /* what other programs call a mode is read too (core/modes.h) */
 };
 
 struct zt_key_name { const char *name; int value; };
@@ -82,6 +83,7 @@ struct zt_node {
     uint32_t key_line, key_column;
     bool plain;              /* scalar without quotes */
     char *key, *text;        /* key: in a map */
+    const char *foreign;     /* another program's name of the key, as it was written; NULL: ours */
     struct zt_node *child, *next;
     struct zt_node *all;     /* every node of the tree, for the release */
 };
@@ -120,8 +122,36 @@ void zt_problem_at(struct zt_problems *p, uint32_t line, uint32_t column, const 
                    const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 int zt_problems_end(struct zt_problems *p, struct zt_error *err); /* 0 or ZT_EINVAL */
 
+/* Of a row that must exist: its number, whether the file or --set has it, and whether with another value
+ * than its default. */
+int zt_schema_row(const char *path);
+bool zt_spec_given(const struct zt_spec *s, const char *path);
+bool zt_spec_changed(const struct zt_spec *s, const char *path);
+/* The row's default into s. */
+void zt_schema_default(struct zt_spec *s, const struct zt_key *k);
+#define ZT_PROBLEM(p, path, ...) zt_problem(p, zt_schema_row(path), __VA_ARGS__)
+/* "run.yaml:9:22: KEY: text" at the row's mark, for spec->notes. More than fit are dropped. */
+void zt_note(const struct zt_problems *p, struct zt_spec *s, int key, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* "1 2 4 8": the divisors of n, as many as fit. */
+const char *zt_divisors(int64_t n, char *buf, size_t size);
+
+/* spec_shard.c: parallelism and precision. */
+struct zt_mode_word;
+/* Keys of section parallelism by other programs' names become ours; a second name for one key is a
+ * problem. */
+void zt_alias_keys(struct zt_problems *p, struct zt_tree *t);
+/* "zero_stage" for "parallelism.zero_stage", which is parallelism.mode here; NULL: no such name. */
+const char *zt_alias_key(const char *path);
+/* What a mode's foreign name, given as text, says beside the mode; after all keys are read. foreign: the
+ * key it was under, NULL: mode. */
+void zt_alias_apply(struct zt_problems *p, struct zt_spec *s, const struct zt_mode_word *w,
+                    const char *text, const char *foreign);
+void zt_check_shard(struct zt_problems *p, struct zt_spec *s);
+void zt_check_precision(struct zt_problems *p, const struct zt_spec *s);
+
 /* What needs no worker count; then the cross-checks of a mesh, which also fill the degrees. */
-void zt_check_alone(struct zt_problems *p, const struct zt_spec *s);
+void zt_check_alone(struct zt_problems *p, struct zt_spec *s);
 void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers);
 void zt_check_supported(struct zt_problems *p, const struct zt_spec *s);
 /* Workers by the file: `workers:`, else the product when all degrees are given, else 0. */

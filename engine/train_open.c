@@ -73,6 +73,12 @@ static void tell_warmup(const struct zt_trainer *t) {
     t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "WARMUP_SHORTENED", text);
 }
 
+/* How words of other programs in the run file were read. */
+static void tell_notes(const struct zt_trainer *t) {
+    for (int i = 0; i < t->spec->notes.n && t->config->rank == 0 && t->hooks->event; i++)
+        t->hooks->event(t->hooks->arg, ZT_EVENT_INFO, "RUN_FILE", t->spec->notes.item[i]);
+}
+
 static int open_data(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     bool cut = s->validation.enabled && !s->validation.path[0];
@@ -122,6 +128,7 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
                     (long long)s->training.epochs, (long long)s->training.global_batch_size));
     t->schedule = zt_spec_schedule(s, t->total_steps);
     tell_warmup(t);
+    tell_notes(t);
     /* Neither text nor token shards can mask a target, so every window's count is known. */
     t->counts_static = true;
 out:

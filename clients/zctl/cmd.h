@@ -52,6 +52,8 @@ struct zt_run_file {
 /* Reads, parses and checks; relative data paths become absolute overrides. */
 int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
 void zt_run_file_free(struct zt_run_file *f);
+/* What was accepted but needs a word, on stderr. */
+void zt_print_notes(const struct zt_spec *s);
 /* A new request key each; f must live while *req is used. */
 struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 4]; };
 int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,

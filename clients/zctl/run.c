@@ -775,6 +775,7 @@ int zt_cmd_run(const struct zt_options *o) {
         zt_run_file_free(&file);
         return zt_report_bare(rc, &err);
     }
+    zt_print_notes(&file.spec);
     l.o = o;
     l.file = &file;
     l.spec = &spec;

@@ -111,6 +111,14 @@ void zt_run_file_free(struct zt_run_file *f) {
     zt_spec_free(&f->spec);
 }
 
+void zt_print_notes(const struct zt_spec *s) {
+    for (int i = 0; i < s->notes.n; i++) {
+        char *text = zt_escape(s->notes.item[i], strlen(s->notes.item[i]), false);
+        fprintf(stderr, "note: %s\n", text ? text : "");
+        free(text);
+    }
+}
+
 /* Cross-checks for as many workers as are known; a copy, so that what is sent stays as it was. */
 static int check_workers(const struct zt_run_file *f, int workers, struct zt_spec *resolved,
                          struct zt_error *err) {
@@ -181,8 +189,12 @@ int zt_cmd_validate(const struct zt_options *o) {
         return zt_report_bare(rc, &err);
     }
     char *text = o->show ? zt_spec_normalise(known ? &s : &f.spec) : NULL;
+    if (o->format == ZT_FORMAT_TABLE)
+        zt_print_notes(&f.spec);
     if (o->format != ZT_FORMAT_TABLE) {
-        json_t *j = json_object();
+        json_t *j = json_object(), *notes = json_array();
+        for (int i = 0; i < f.spec.notes.n; i++)
+            json_array_append_new(notes, zt_json_text(f.spec.notes.item[i]));
         json_object_set_new(j, "file", zt_json_text(f.file));
         json_object_set_new(j, "valid", json_true());
         json_object_set_new(j, "name", zt_json_text(f.spec.name));
@@ -190,6 +202,7 @@ int zt_cmd_validate(const struct zt_options *o) {
         json_object_set_new(j, "workers", zt_json_int(known, s.workers));
         json_object_set_new(j, "global_batch_size", zt_json_int(known, s.training.global_batch_size));
         json_object_set_new(j, "accumulation", zt_json_int(known, known ? zt_spec_accumulation(&s) : 0));
+        json_object_set_new(j, "notes", notes);
         json_object_set_new(j, "configuration", zt_json_text(text));
         zt_print_json_line(stdout, j);
         json_decref(j);
@@ -282,6 +295,7 @@ int zt_cmd_submit(const struct zt_options *o) {
         zt_run_file_free(&f);
         return zt_report_bare(rc, &err);
     }
+    zt_print_notes(&f.spec);
     rc = zt_source_open(o, &source, &err);
     if (rc == 0)
         rc = zt_submit_request_fill(&req, &f, o->workers, &err);

@@ -192,26 +192,6 @@ Test(refuse, booleans_and_words) {
                "--set model.preset: no preset \"gpt2-nan0\" (did you mean \"gpt2-nano\"?)");
 }
 
-Test(refuse, names_of_other_programs_for_modes) {
-    static const struct { const char *word, *ours; } row[] = {
-        {"full_shard", "fsdp"},
-        {"shard_grad_op", "fsdp with reshard_after_forward: false"},
-        {"hybrid_shard", "fsdp with data_parallel_replicate_degree above 1"},
-        {"no_shard", "ddp"},
-        {"zero-3", "zero3"},
-        {"zero_1", "zero1"},
-        {"ZeRO2", "zero2"},
-        {"3", "zero3"},
-    };
-    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        char set[80], want[200];
-        snprintf(set, sizeof set, "parallelism.mode=%s", row[i].word);
-        snprintf(want, sizeof want, "--set parallelism.mode: \"%s\" is not known (did you mean \"%s\"?)",
-                 row[i].word, row[i].ours);
-        expect_set(set, want);
-    }
-}
-
 Test(refuse, names_and_texts) {
     const char *why = "is not a run name: lower-case letters, digits, '.', '_' and '-', the first a "
                       "letter or a digit, at most 63";
@@ -324,14 +304,6 @@ Test(refuse, values_that_contradict) {
                 "(all) or 2 and more\n"
                 "run.yaml:10:14: checkpoint.interval: 200 is not below training.steps 200\n"
                 "run.yaml:10:1: checkpoint: not in this version; leave the section out");
-    /* options that ddp does not read */
-    expect_set("parallelism.no_sync=true",
-               "--set parallelism.no_sync: has no effect with mode ddp; only zero3 and fsdp read it");
-    expect_set("parallelism.prefetch=2",
-               "--set parallelism.prefetch: has no effect with mode ddp; only zero3 and fsdp read it");
-    expect_set("parallelism.data_parallel_shard_degree=2",
-               "--set parallelism.data_parallel_shard_degree: 2 with mode ddp, which keeps everything "
-               "whole; give 1 (its replicas are data_parallel_replicate_degree) or another mode");
 }
 
 Test(refuse, workers_and_degrees_in_the_file) {
@@ -408,19 +380,11 @@ Test(refuse, not_in_this_version) {
         {"model.dropout=0.1", "\"0.1\" is not in this version (only 0)"},
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"dataset.document_masks=true", "\"true\" is not in this version (only false)"},
-        {"training.trainable=[\"*.bias\"]", "\"[\"*.bias\"]\" is not in this version (only [\"*\"])"},
         {"training.lora={rank: 8}", "not in this version; leave the section out"},
         {"loss.average=sample", "\"sample\" is not in this version (only token)"},
         {"loss.chunk_tokens=64", "\"64\" is not in this version (only 0)"},
         {"precision.nonfinite=skip", "\"skip\" is not in this version (only abort)"},
-        {"parallelism.mode=zero1", "\"zero1\" is not in this version (only ddp)"},
-        {"parallelism.mode=zero2", "\"zero2\" is not in this version (only ddp)"},
-        {"parallelism.mode=zero3", "\"zero3\" is not in this version (only ddp)"},
-        {"parallelism.mode=fsdp", "\"fsdp\" is not in this version (only ddp)"},
         {"parallelism.tensor_parallel_degree=2", "\"2\" is not in this version (only 1)"},
-        {"parallelism.wrap=2", "\"2\" is not in this version (only block)"},
-        {"parallelism.wrap=part", "\"part\" is not in this version (only block)"},
-        {"parallelism.bucket_mib=25", "\"25\" is not in this version (only 0)"},
         {"parallelism.max_inflight_reduces=2", "\"2\" is not in this version (only 1)"},
         {"activation_checkpoint.mode=full", "\"full\" is not in this version (only none)"},
         {"checkpoint={interval: 50}", "not in this version; leave the section out"},
