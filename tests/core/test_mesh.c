@@ -97,7 +97,7 @@ Test(reason, names) {
     cr_assert_eq(zt_reason_find("NO_SUCH"), ZT_REASON_NONE);
 }
 
-/* Bytes per parameter of each recipe: parameter, gradient, optimizer. */
+/* Bytes per parameter that each recipe keeps: parameter, gradient (as it is kept where it is cut), optimizer. */
 Test(dtype, recipes) {
     static const struct { const char *name; size_t p, g, o; } want[] = {
         {"fp32", 4, 4, 8},        {"fsdp_mixed", 4, 4, 8}, {"autocast", 4, 4, 8},
@@ -108,7 +108,7 @@ Test(dtype, recipes) {
         const struct zt_recipe *r = zt_recipe_find(want[i].name);
         cr_assert(r, "%s", want[i].name);
         cr_assert_eq(zt_dtype_size(r->param), want[i].p, "%s", want[i].name);
-        cr_assert_eq(zt_dtype_size(r->grad), want[i].g, "%s", want[i].name);
+        cr_assert_eq(zt_dtype_size(r->own), want[i].g, "%s", want[i].name);
         cr_assert_eq(zt_recipe_optimizer_bytes(r), want[i].o, "%s", want[i].name);
     }
     cr_assert_null(zt_recipe_find("bf16"));

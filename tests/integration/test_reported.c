@@ -1000,7 +1000,7 @@ Test(reported, B55_B57_B59_run_files) {
     static const struct { const char *line, *says; } slip[] = {
         {"optimizer: {clpi: 1.0}\n", "slip.yaml:7:13: optimizer.clpi: unknown key (did you mean \"optimizer.max_norm\"?)"},
         {"lr_scheduler: {max_norm: 1.0}\n", "slip.yaml:7:16: lr_scheduler.max_norm: unknown key (did you mean \"optimizer.max_norm\"?)"},
-        {"parallelism: {mode: ddp, no_sync: true}\n", "slip.yaml:7:26: parallelism.no_sync: has no effect with mode ddp"},
+        {"parallelism: {mode: ddp, no_sync: true}\n", "slip.yaml:7:26: parallelism.no_sync: ddp reduces once per accumulation window"},
     };
     for (int i = 0; i < 3; i++) {
         char more[300];
