@@ -1,44 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime.c: windows, units and the edges between streams.
  *
- *   compute  fwd u0 u1 .. uL      bwd u0.. uL  uL-1 .. u1  u0        norm  AdamW
- *               ^     |                      |    |          \        ^      |
- *             (3)   (4)                     (1)  (1)         (1)     (2)    (5)
- *               |     v                      v    v            v      |      v
- *   gather   AG u1  AG u2 ..        reduce   RS|AR uL, uL-1, .. u0 ---+    AG (zero1, zero2)
+ * Parameters gathered before use (zero3, fsdp), one unit ahead: u1 computes while u2 travels.
  *
- *   (1) compute -> reduce   `ready` of the group: the last backward of its units is queued; its
- *                           gradients may be read. Window's last micro-step, or each (policy.when).
- *   (2) reduce -> compute   `reduced` of the group: waited for in launch order, either before the
- *                           update or, where sharded gradients are added up, before the next
- *                           reduction is launched and before the group's next backward. After it
- *                           a gradient buffer may be freed or written again.
- *   (3) gather -> compute   `gathered` of the group: the whole parameters are there.
- *   (4) compute -> gather   before a gather into a new buffer: the memory may be that of a gathered
- *                           copy that compute has just finished with.
- *   (5) compute -> gather   after the update: the stepped shard may be sent.
+ *   compute   fwd u1  fwd u2 ..  head fwd, bwd  bwd u2  bwd u1     norm, AdamW
+ *             ^   |   ^                         ^    \  ^    \     ^        \
+ *            (3) (4) (3)                       (3)  (1)(3)  (1)   (2)       (5)
+ *             |   v   |                         |     \ |     \    |         \
+ *   gather   AG u1   AG u2 ..              AG u2, AG u1 .  .  \ .  |  . . .  AG (zero1, zero2)
+ *   reduce                                           RS u2 .. RS u1 +
+ *
+ *   (1) compute -> reduce  `ready`: the last backward of the group's units is queued, and the
+ *                          cast into the type that travels; its gradients may be read.
+ *   (2) reduce -> compute  `reduced`, waited for in launch order: when the bound on reductions in
+ *                          flight asks for it, before the last forward of the next micro-step,
+ *                          and before the update. After it a buffer may be freed or written again.
+ *   (3) gather -> compute  `arrived`, waited for when the unit begins: its parameters are whole.
+ *   (4) compute -> gather  `vacant`, before a gather into a new buffer: its memory may be that of
+ *                          a buffer that compute, or a reduction which compute waited for (2), is
+ *                          only just done with; and the own part may still be cast into it.
+ *   (5) compute -> gather  `vacant`, after the group was stepped: the new part may be sent.
  *
  * Waits are issued at fixed points of program order and buffers are freed only after the wait that
- * covers them, so the sequence of allocator calls depends on the program alone. Which edges occur
- * is read from the policy row: ddp uses (1) and (2) only. Ownership and thread rule: runtime.h. */
+ * covers them, so the sequence of allocator calls depends on the program alone. Everything is
+ * allocated from the compute stream: who uses memory next is behind compute, or comes through (1),
+ * (4) or (5).
+ *
+ * An event is recorded again only when the wait on its last record is over on the device, not only
+ * issued: `vacant` is recorded on compute behind (3), which is behind the gather that waited for
+ * it; `arrived` on the gather stream behind (4), which is behind compute's wait (3); `ready` and
+ * `reduced` likewise through (2) and (1).
+ *
+ * Which edges occur is read from the policy row: ddp uses (1) and (2) only. Gathers:
+ * runtime_gather.c; reductions: runtime_reduce.c. Ownership and thread rule: runtime.h. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/report.h"
 #include "engine/shard/runtime_int.h"
 
-int64_t rt_now(const struct zt_runtime *r) {
-    return zt_device_ops(r->env.device)->now_ns(r->env.device);
-}
-
-int rt_interval(struct zt_runtime *r, enum zt_interval_kind k, const char *name, int64_t from,
-                struct zt_error *err) {
-    struct zt_interval iv = {from, rt_now(r), k, NULL, name, false};
-    if (!r->env.intervals || iv.end_ns <= from) return 0;
-    if (zt_intervals_add(r->env.intervals, iv))
-        return zt_fail(err, ZT_ENOMEM, "step intervals: no host memory");
-    return 0;
-}
+#define COLLECT_EVERY 256 /* collectives */
 
 /* ---- create, destroy ---- */
 
@@ -52,12 +53,10 @@ static int check_mode(const struct zt_runtime_env *env, const struct zt_policy *
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "precision.recipe: %s is not in this version; use fp32",
                        s->precision.recipe);
-    if (s->precision.reduce_dtype != recipe->grad)
-        return zt_fail(
-            err, ZT_EUNSUPPORTED,
-            "precision.reduce_dtype: %s with %s gradients is not in this version; use %s",
-            zt_dtype_name(s->precision.reduce_dtype), zt_dtype_name(recipe->grad),
-            zt_dtype_name(recipe->grad));
+    if (row->mode == ZT_ZERO2 && s->parallelism.no_sync)
+        return zt_fail(err, ZT_EINVAL,
+                       "parallelism.no_sync: zero2 cuts its gradients in every micro-step and "
+                       "keeps no whole ones; zero1 reduces once per window");
     if (env->mesh.tensor != 1)
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "parallelism.tensor_parallel_degree: %d is not in this "
@@ -76,14 +75,14 @@ static int create_events(struct zt_runtime *r, struct zt_error *err) {
     int rc = 0;
     if (r->shard * r->replicate == 1) return 0; /* nothing is ever sent */
     RT_TRY(dev->stream_create(r->env.device, ZT_STREAM_REDUCE, &r->reduce, err));
-    if (r->policy->gather != ZT_GATHER_NEVER)
+    if (r->shard > 1 && r->policy->gather != ZT_GATHER_NEVER)
         RT_TRY(dev->stream_create(r->env.device, ZT_STREAM_GATHER, &r->gather, err));
     for (int i = 0; i < r->layout.n_groups; i++) {
         struct rt_group *g = &r->groups[i];
         RT_TRY(dev->event_create(r->env.device, &g->ready, err));
         RT_TRY(dev->event_create(r->env.device, &g->reduced, err));
         RT_TRY(dev->event_create(r->env.device, &g->vacant, err));
-        RT_TRY(dev->event_create(r->env.device, &g->gathered, err));
+        RT_TRY(dev->event_create(r->env.device, &g->arrived, err));
     }
 out:
     return rc;
@@ -111,8 +110,9 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
         .persistence_threshold =
             row->gather == ZT_GATHER_BEFORE_USE ? s->parallelism.persistence_threshold : 0};
     RT_TRY(zt_unit_layout_build(env->table, &o, &r->layout, err));
-    RT_TRY(zt_model_walk_build(env->table, &r->walk, err));
     RT_TRY(rt_state_build(r, err));
+    RT_TRY(rt_gather_build(r, err));
+    RT_TRY(rt_reduce_build(r, err));
     if (s->optimizer.state_init == ZT_STATE_EAGER) RT_TRY(rt_state_moments(r, err));
     RT_TRY(create_events(r, err));
     *out = r;
@@ -132,6 +132,8 @@ void zt_runtime_destroy(struct zt_runtime *r) {
     if (r->reduce)
         dev->stream_destroy(r->reduce); /* waits for queued work: buffers are free after */
     if (r->gather) dev->stream_destroy(r->gather);
+    rt_gather_free(r);
+    rt_reduce_free(r);
     rt_state_free(r);
     zt_unit_layout_free(&r->layout);
     free(r);
@@ -160,7 +162,10 @@ int rt_collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_even
                        struct zt_error *err) {
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
     int rc = r->env.progress ? dev->submit(s, touch_progress, r, err) : 0;
-    return rc ? rc : dev->event_record(e, s, err);
+    if (rc == 0) rc = dev->event_record(e, s, err);
+    /* The log is a ring: it is read before it comes round. */
+    if (rc == 0 && ++r->queued == COLLECT_EVERY) rc = zt_runtime_collect(r, err);
+    return rc;
 }
 
 /* Orders `s` behind everything queued on compute so far, by event e: edges (1), (4), (5). */
@@ -171,12 +176,21 @@ int rt_behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream
     return rc ? rc : dev->stream_wait_event(s, e, NULL, err);
 }
 
-int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err) {
-    ZT_ASSERT(r->in_window);
-    return rt_wait_launched(r, err);
-}
-
 /* ---- windows ---- */
+
+/* Between walks nothing is gathered, on its way or open. */
+static int check_idle(const struct zt_runtime *r, const char *what, struct zt_error *err) {
+    int end = r->evaluating ? r->n_forward : r->n_sequence;
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        const struct rt_group *g = &r->groups[i];
+        if (g->arriving || g->opened || g->slice || (g->gathered && g->full))
+            return zt_fail(err, ZT_EINTERNAL, "%s while parameters of %s are in use", what,
+                           g->def->name);
+    }
+    if (r->at >= 0 && r->at != end - 1)
+        return zt_fail(err, ZT_EINTERNAL, "%s at place %d of a walk of %d units", what, r->at, end);
+    return 0;
+}
 
 int zt_runtime_window_begin(struct zt_runtime *r, int64_t step, struct zt_error *err) {
     if (r->evaluating || r->n_launched)
@@ -184,99 +198,100 @@ int zt_runtime_window_begin(struct zt_runtime *r, int64_t step, struct zt_error 
                        r->evaluating ? "an evaluation" : "a reduction");
     r->step = step;
     r->in_window = true;
-    r->peak_g = r->requested_g;
-    r->sent_bytes = 0;
+    r->peak_g = 0;
+    r->batch = 0;
+    rt_sent_begin(r);
     return 0;
 }
 
 int zt_runtime_micro_begin(struct zt_runtime *r, int64_t micro, bool last, struct zt_error *err) {
     if (!r->in_window)
         return zt_fail(err, ZT_EINTERNAL, "micro-step %lld outside a window", (long long)micro);
+    int rc = check_idle(r, "a micro-step begins", err);
+    if (rc) return rc;
+    rt_reduce_account(r);
+    r->at = -1;
     r->last_micro = last;
     for (int i = 0; i < r->layout.n_groups; i++)
-        r->groups[i].units_left = r->groups[i].def->n_units;
+        r->groups[i].units_left = r->groups[i].backward_units;
     return 0;
 }
 
 int zt_runtime_eval_begin(struct zt_runtime *r, struct zt_error *err) {
     if (r->in_window) return zt_fail(err, ZT_EINTERNAL, "evaluation inside a window");
+    int rc = check_idle(r, "an evaluation begins", err);
     r->evaluating = true;
-    return 0;
+    r->at = -1;
+    return rc;
 }
 
 int zt_runtime_eval_end(struct zt_runtime *r, struct zt_error *err) {
     if (!r->evaluating) return zt_fail(err, ZT_EINTERNAL, "evaluation ends without a beginning");
+    int rc = check_idle(r, "an evaluation ends", err);
     r->evaluating = false;
-    return 0;
+    r->at = -1;
+    return rc;
 }
 
 /* ---- units ---- */
 
-static void fill_view(struct zt_runtime *r, int unit, bool gradients, struct zt_unit_view *view) {
-    const struct zt_unit_def *u = &r->env.table->units[unit];
-    for (int t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) {
-        const struct zt_flat_entry *e = &r->layout.entries[r->layout.entry_of[t]];
-        struct rt_group *g = &r->groups[r->layout.group_of[t]];
-        r->view_param[t] = rt_at(g->full, e->offset, g->def->dtype);
-        r->view_grad[t] =
-            gradients && g->grad ? rt_at(g->grad, e->offset, r->recipe->grad) : NULL;
-    }
-    view->param = r->view_param + u->first_tensor;
-    view->grad = r->view_grad + u->first_tensor;
+static void show_unit(const struct zt_runtime *r, int unit, struct zt_unit_view *view) {
+    view->param = r->view_param + r->env.table->units[unit].first_tensor;
+    view->grad = r->view_grad + r->env.table->units[unit].first_tensor;
 }
 
 static int forward_begin(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err) {
     struct zt_runtime *r = arg;
+    int rc = 0;
     if (!r->in_window && !r->evaluating)
         return zt_fail(err, ZT_EINTERNAL, "forward of unit %d outside a window and an evaluation",
                        unit);
-    int rc = rt_acquire(r, unit, r->evaluating ? "gather for evaluation" : "gather for forward", err);
-    if (rc == 0) fill_view(r, unit, false, view);
+    /* What the micro-step before left in flight: its buffers go before activations are largest. */
+    if (r->at + 1 == r->n_forward - 1) rc = rt_reduce_wait(r, 0, err);
+    if (rc == 0) rc = rt_acquire(r, unit, false, err);
+    show_unit(r, unit, view);
     return rc;
 }
 
 static int forward_end(void *arg, int unit, struct zt_error *err) {
-    struct zt_runtime *r = arg;
-    (void)err;
-    if (!rt_kept_after_forward(r, unit)) rt_release(r, unit);
-    return 0;
+    return rt_release(arg, unit, err);
+}
+
+static void show_gradients(struct zt_runtime *r, int unit) {
+    const struct zt_unit_def *u = &r->env.table->units[unit];
+    for (int t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) {
+        const struct rt_group *g = &r->groups[r->layout.group_of[t]];
+        int64_t at = r->layout.entries[r->layout.entry_of[t]].offset;
+        r->view_grad[t] = g->grad ? rt_at(g->grad, at, r->recipe->grad) : NULL;
+    }
 }
 
 static int backward_begin(void *arg, int unit, struct zt_unit_view *view, struct zt_error *err) {
     struct zt_runtime *r = arg;
+    int rc = 0;
     if (!r->in_window)
         return zt_fail(err, ZT_EINTERNAL, "backward of unit %d outside a window", unit);
-    int rc = rt_acquire(r, unit, "gather for backward: freed after forward", err);
-    if (rc) return rc;
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
-        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        /* Its buffer of the last micro-step may still be read by the reduce stream. */
-        if (g->in_flight && (rc = rt_wait_launched(r, err))) return rc;
-        if ((rc = rt_gradient_use(r, g, err))) return rc;
-    }
-    fill_view(r, unit, true, view);
-    return 0;
+    RT_TRY(rt_acquire(r, unit, true, err));
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++)
+        RT_TRY(rt_gradient_use(r, &r->groups[r->layout.unit_groups[k]], err));
+    show_gradients(r, unit);
+    show_unit(r, unit, view);
+out:
+    return rc;
 }
 
 static int parameters_done(void *arg, int unit, struct zt_error *err) {
-    (void)err;
-    rt_release(arg, unit);
-    return 0;
+    return rt_release(arg, unit, err);
 }
 
+/* Parameters go first, then older reductions, and only then is a buffer taken to send from: so a
+ * unit's backward holds the least (docs/memory.md). */
 static int backward_end(void *arg, int unit, struct zt_error *err) {
-    struct zt_runtime *r = arg;
-    rt_release(r, unit);
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
-        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        ZT_ASSERT(g->units_left > 0);
-        int rc = --g->units_left ? 0 : rt_group_finished(r, g, err);
-        if (rc) return rc;
-    }
-    return 0;
+    int rc = rt_release(arg, unit, err);
+    return rc ? rc : rt_reduce_unit(arg, unit, err);
 }
 
 struct zt_unit_source zt_runtime_source(struct zt_runtime *r) {
-    return (struct zt_unit_source){r, forward_begin, forward_end, backward_begin, parameters_done,
-                                   backward_end};
+    return (struct zt_unit_source){
+        r, forward_begin, forward_end, backward_begin, parameters_done, backward_end};
 }

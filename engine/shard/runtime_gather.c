@@ -1,71 +1,330 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/runtime_gather.c: parameters made whole and let go again. The edges are those of
- * runtime.c; ownership and thread rule: runtime.h. */
+/* engine/shard/runtime_gather.c: parameters made whole and let go again, along the walk.
+ *
+ * The walk of a micro-step is forward and backward as one sequence of units; of an evaluation
+ * batch, forward alone. When a unit begins, its own groups are gathered unless they are there or on
+ * their way, then those of the next `prefetch` units are asked for, then it computes. When it ends,
+ * a group goes, unless the walk needs it again
+ *   - so soon that the next begin would ask for it (a unit that follows itself, as the head's
+ *     backward follows its forward; a merged group until its last unit): it would be gathered
+ *     twice for nothing; or
+ *   - later, and reshard_after_forward keeps it (false: every group; default: those of the first
+ * and the last unit of forward). A number m keeps a slice, 1/m of it, and gathers that again.
+ * Nothing is asked for beyond the end of the walk and nothing is kept there: the update that may
+ * follow would make it stale, and what is held between steps is this rank's part alone.
+ *
+ * The edges are those of runtime.c; ownership and thread rule: runtime.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/shard/reasons.h"
 #include "engine/shard/runtime_int.h"
 
-/* Queues the all-gather of a group's whole parameters from the shards. */
-static int gather(struct zt_runtime *r, struct rt_group *g, const char *reason, struct zt_error *err) {
-    enum zt_dtype t = g->def->dtype;
-    struct zt_coll_why why = {g->def->name, reason, r->step, false};
-    int rc = 0;
-    if (!g->full) {
-        RT_TRY(zt_malloc(r->env.alloc, (size_t)g->def->elements * zt_dtype_size(t),
-                         zt_device_compute(r->env.device), ZT_TAG_PARAMETERS, g->def->name,
-                         &g->full, err));
+/* ---- the walk ---- */
+
+static int build_walk(struct zt_runtime *r, struct zt_error *err) {
+    struct zt_model_walk w;
+    int rc = zt_model_walk_build(r->env.table, &w, err);
+    if (rc) return rc;
+    r->n_forward = w.n_forward;
+    r->n_sequence = w.n_forward + w.n_backward;
+    r->sequence = calloc((size_t)r->n_sequence + 1, sizeof *r->sequence);
+    if (r->sequence) {
+        memcpy(r->sequence, w.forward, (size_t)w.n_forward * sizeof *w.forward);
+        memcpy(r->sequence + w.n_forward, w.backward, (size_t)w.n_backward * sizeof *w.backward);
+    } else
+        rc = zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory");
+    zt_model_walk_free(&w);
+    return rc;
+}
+
+static int walk_end(const struct zt_runtime *r) {
+    return r->evaluating ? r->n_forward : r->n_sequence;
+}
+
+static int walk_on(struct zt_runtime *r, int unit, bool backward, struct zt_error *err) {
+    int next = r->at + 1;
+    if (r->evaluating && next == r->n_forward) next = 0; /* the next batch */
+    if (backward && r->at < 0) next = r->n_forward;      /* gradients made without a forward */
+    if (next >= walk_end(r) || r->sequence[next] != unit || (next >= r->n_forward) != backward)
+        return zt_fail(err, ZT_EINTERNAL, "%s of unit %s is not the next of the walk (place %d)",
+                       backward ? "backward" : "forward", r->env.table->units[unit].name, next);
+    r->at = next;
+    return 0;
+}
+
+static bool uses(const struct zt_runtime *r, int unit, int group) {
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++)
+        if (r->layout.unit_groups[k] == group) return true;
+    return false;
+}
+
+/* The next place of the walk that needs the group's parameters; -1: none does. */
+static int next_use(const struct zt_runtime *r, const struct rt_group *g) {
+    for (int i = r->at + 1; i < walk_end(r); i++)
+        if (uses(r, r->sequence[i], (int)(g - r->groups))) return i;
+    return -1;
+}
+
+/* ---- build, free ---- */
+
+static void build_segments(struct zt_runtime *r) {
+    for (int u = 0; u < r->layout.n_units; u++)
+        for (int k = r->layout.unit_first[u]; k < r->layout.unit_first[u + 1]; k++) {
+            const struct zt_flat_group *d = &r->layout.groups[r->layout.unit_groups[k]];
+            struct rt_segment *s = &r->segments[k];
+            for (int i = d->first_entry; i < d->first_entry + d->n_entries; i++) {
+                const struct zt_flat_entry *e = &r->layout.entries[i];
+                if (e->unit != u) continue;
+                if (!s->count) s->from = e->offset;
+                s->count = e->offset + e->numel - s->from;
+            }
+        }
+}
+
+static void build_group(struct zt_runtime *r, struct rt_group *g) {
+    int first = r->sequence[0], last = r->sequence[r->n_forward - 1], id = (int)(g - r->groups);
+    bool same = r->recipe->gathered == g->def->dtype;
+    g->gathered =
+        r->policy->gather == ZT_GATHER_BEFORE_USE && !g->def->persistent && (r->shard > 1 || !same);
+    g->held = g->gathered ? r->recipe->gathered : g->def->dtype;
+    g->full = g->gathered ? NULL : g->store;
+    g->kept = r->reshard == ZT_RESHARD_FALSE ||
+              (r->reshard == ZT_RESHARD_DEFAULT && (uses(r, first, id) || uses(r, last, id)));
+    for (int i = r->n_forward; i < r->n_sequence; i++)
+        g->backward_units += g->def->trainable && uses(r, r->sequence[i], id);
+}
+
+int rt_gather_build(struct zt_runtime *r, struct zt_error *err) {
+    const struct zt_spec *s = r->env.spec;
+    size_t tensors = (size_t)r->env.table->n_tensors, units = (size_t)r->layout.n_units;
+    int m = s->parallelism.reshard_int, rc = build_walk(r, err);
+    if (rc) return rc;
+    r->at = -1;
+    r->prefetch = s->parallelism.prefetch;
+    r->reshard = s->parallelism.reshard;
+    if (r->policy->mode == ZT_ZERO3 && r->reshard == ZT_RESHARD_DEFAULT)
+        r->reshard = ZT_RESHARD_TRUE; /* the root too */
+    if (r->reshard == ZT_RESHARD_INT) {
+        if (m < 1 || r->shard % m)
+            return zt_fail(err, ZT_EINVAL,
+                           "parallelism.reshard_after_forward: %d does not divide the shard "
+                           "degree %d",
+                           m, r->shard);
+        r->reshard = m == 1 ? ZT_RESHARD_FALSE : ZT_RESHARD_TRUE;
+        if (m > 1 && m < r->shard) r->slices = m;
+        if (r->slices && (!r->env.reshard || zt_comm_size(r->env.reshard) != m))
+            return zt_fail(err, ZT_EINTERNAL, "no communicator of the %d ranks that keep slices",
+                           m);
     }
-    const void *send =
-        g->full == g->store ? rt_at(g->store, r->shard_index * g->def->shard, t) : (char *)g->store;
+    r->view_param = calloc(tensors, sizeof *r->view_param);
+    r->view_grad = calloc(tensors, sizeof *r->view_grad);
+    r->open = calloc(units, sizeof *r->open);
+    r->segments = calloc((size_t)r->layout.unit_first[units] + 1, sizeof *r->segments);
+    if (!r->view_param || !r->view_grad || !r->open || !r->segments)
+        return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory");
+    build_segments(r);
+    for (int i = 0; i < r->layout.n_groups; i++) build_group(r, &r->groups[i]);
+    return 0;
+}
+
+void rt_gather_free(struct zt_runtime *r) {
+    for (int i = 0; r->groups && i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        if (g->gathered) zt_free(r->env.alloc, g->full);
+        zt_free(r->env.alloc, g->slice);
+    }
+    for (int k = 0; r->segments && k < r->layout.unit_first[r->layout.n_units]; k++)
+        zt_free(r->env.alloc, r->segments[k].copy);
+    free(r->sequence);
+    free(r->view_param);
+    free(r->view_grad);
+    free(r->open);
+    free(r->segments);
+}
+
+/* ---- gathers ---- */
+
+/* Queues an all-gather into `recv` and its event. */
+static int gather(struct zt_runtime *r, struct rt_group *g, struct zt_comm *c, const void *send,
+                  void *recv, enum zt_dtype t, const char *reason, struct zt_error *err) {
+    struct zt_coll_why why = {g->def->name, reason, r->step, false};
+    int64_t count = g->def->elements / zt_comm_size(c);
+    int rc = 0;
     RT_TRY(rt_behind_compute(r, g->vacant, r->gather, err)); /* (4), (5) */
-    RT_TRY(zt_all_gather(r->env.dp_shard, send, g->full, g->def->shard, t, r->gather, &why, err));
-    RT_TRY(rt_collective_done(r, r->gather, g->gathered, err));
+    RT_TRY(zt_all_gather(c, send, recv, count, t, r->gather, &why, err));
+    RT_TRY(rt_collective_done(r, r->gather, g->arrived, err));
+    g->arriving = true;
 out:
     return rc;
 }
 
-int rt_acquire(struct zt_runtime *r, int unit, const char *reason, struct zt_error *err) {
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
-        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        int rc = 0;
-        if (g->full) continue;
-        if ((rc = gather(r, g, reason, err)) ||
-            (rc = rt_compute_wait(r, g->gathered, err))) /* (3) */
-            return rc;
-    }
+/* Afterwards `full` may be read by what is queued on compute. */
+static int arrived(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    if (!g->arriving) return 0;
+    int rc = rt_compute_wait(r, g->arrived, err); /* (3) */
+    if (rc) return rc;
+    g->arriving = false;
+    zt_free(r->env.alloc, g->slice);
+    g->slice = NULL;
     return 0;
 }
 
-/* Lets gathered copies go. A group shared by several units is gathered again for the next of them.
- */
-void rt_release(struct zt_runtime *r, int unit) {
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
+static const char *reason(const struct zt_runtime *r, const struct rt_group *g, int place) {
+    static const char *const text[2][3][2] = {
+        {{ZT_WHY_FORWARD, ZT_WHY_FORWARD_AHEAD},
+         {ZT_WHY_BACKWARD, ZT_WHY_BACKWARD_AHEAD},
+         {ZT_WHY_EVAL, ZT_WHY_EVAL_AHEAD}},
+        {{ZT_WHY_SLICES_FORWARD, ZT_WHY_SLICES_FORWARD_AHEAD},
+         {ZT_WHY_SLICES_BACKWARD, ZT_WHY_SLICES_BACKWARD_AHEAD},
+         {ZT_WHY_SLICES_EVAL, ZT_WHY_SLICES_EVAL_AHEAD}}};
+    int when = r->evaluating ? 2 : place >= r->n_forward;
+    return text[g->slice != NULL][when][place > r->at];
+}
+
+/* Asks for the whole of a group for its use at `place`. Where it is held in another type than it is
+ * stored, this rank's part is cast right into its place. */
+static int make_whole(struct zt_runtime *r, struct rt_group *g, int place, struct zt_error *err) {
+    const void *send = g->slice ? g->slice : g->store;
+    int rc = 0;
+    RT_TRY(rt_buffer(r, g, g->def->elements, g->held, ZT_TAG_PARAMETERS, "gathered", &g->full, NULL,
+                     err));
+    rt_stored(r, ZT_ROW_GATHERED, g->held);
+    if (!g->slice && g->held != g->def->dtype) {
+        void *part = rt_at(g->full, g->store_from, g->held);
+        int64_t start = rt_now(r);
+        RT_TRY(r->env.ops->cast(r->env.ctx, part, g->held, g->store, g->def->dtype, g->store_count,
+                                err));
+        RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "cast parameters", start, err));
+        send = part;
+    }
+    if (r->shard == 1) return 0;
+    RT_TRY(gather(r, g, g->slice ? r->env.reshard : r->env.dp_shard, send, g->full, g->held,
+                  reason(r, g, place), err));
+    if (!r->env.spec->parallelism.overlap) RT_TRY(arrived(r, g, err));
+out:
+    return rc;
+}
+
+static int ask(struct zt_runtime *r, int place, struct zt_error *err) {
+    int unit = r->sequence[place], rc = 0;
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1] && !rc; k++) {
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
-        if (g->full == g->store) continue;
-        zt_free(r->env.alloc, g->full);
-        g->full = NULL;
+        if (!g->full) rc = make_whole(r, g, place, err);
+    }
+    return rc;
+}
+
+/* ---- units ---- */
+
+/* Kernels take another type than the one that is held: a copy, for as long as the unit is open. */
+static int compute_copy(struct zt_runtime *r, struct rt_group *g, struct rt_segment *s,
+                        struct zt_error *err) {
+    enum zt_dtype t = r->recipe->compute;
+    int rc = 0;
+    if (g->held == t) return 0;
+    RT_TRY(rt_buffer(r, g, s->count, t, ZT_TAG_TEMPORARY, "compute copy", &s->copy, NULL, err));
+    int64_t start = rt_now(r);
+    RT_TRY(r->env.ops->cast(r->env.ctx, s->copy, t, rt_at(g->full, s->from, g->held), g->held,
+                            s->count, err));
+    RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "cast parameters", start, err));
+out:
+    return rc;
+}
+
+static void show(struct zt_runtime *r, int unit) {
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
+        const struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
+        const struct rt_segment *s = &r->segments[k];
+        rt_stored(r, ZT_ROW_COMPUTE, s->copy ? r->recipe->compute : g->held);
+        rt_used(r, ZT_ROW_COMPUTE, s->copy ? r->recipe->compute : g->held);
+        for (int i = g->def->first_entry; i < g->def->first_entry + g->def->n_entries; i++) {
+            const struct zt_flat_entry *e = &r->layout.entries[i];
+            if (e->unit != unit) continue;
+            r->view_param[e->tensor] = s->copy
+                                           ? rt_at(s->copy, e->offset - s->from, r->recipe->compute)
+                                           : rt_at(g->full, e->offset, g->held);
+        }
     }
 }
 
-/* reshard_after_forward: the default keeps the root unit, zero3 reshards everything. */
-bool rt_kept_after_forward(const struct zt_runtime *r, int unit) {
-    const struct zt_spec *s = r->env.spec;
-    if (r->evaluating) return false;
-    if (s->parallelism.reshard == ZT_RESHARD_FALSE) return true;
-    return s->parallelism.reshard == ZT_RESHARD_DEFAULT && r->policy->mode != ZT_ZERO3 && unit == 0;
+int rt_acquire(struct zt_runtime *r, int unit, bool backward, struct zt_error *err) {
+    const int *first = &r->layout.unit_first[unit];
+    int rc = 0;
+    RT_TRY(walk_on(r, unit, backward, err));
+    ZT_ASSERT(!r->open[unit]);
+    RT_TRY(ask(r, r->at, err));
+    for (int k = first[0]; k < first[1]; k++) {
+        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
+        RT_TRY(arrived(r, g, err));
+        g->opened++;
+    }
+    r->open[unit] = true;
+    for (int i = r->at + 1; i <= r->at + r->prefetch && i < walk_end(r); i++)
+        RT_TRY(ask(r, i, err));
+    for (int k = first[0]; k < first[1]; k++)
+        RT_TRY(compute_copy(r, &r->groups[r->layout.unit_groups[k]], &r->segments[k], err));
+    show(r, unit);
+out:
+    return rc;
+}
+
+/* reshard_after_forward: m. Neighbours in the shard group keep one slice each. */
+static int keep_slice(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    int64_t count = g->def->elements / r->slices;
+    int rc = 0;
+    ZT_ASSERT(!g->slice);
+    RT_TRY(rt_buffer(r, g, count, g->held, ZT_TAG_PARAMETERS, "slice", &g->slice, NULL, err));
+    int64_t start = rt_now(r);
+    RT_TRY(r->env.ops->copy(r->env.ctx, g->slice,
+                            rt_at(g->full, r->shard_index % r->slices * count, g->held),
+                            (size_t)count * zt_dtype_size(g->held), err));
+    RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "keep slices", start, err));
+out:
+    return rc;
+}
+
+static int let_go(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    int next = next_use(r, g), rc = 0;
+    if (next >= 0 && (g->kept || next <= r->at + 1 + r->prefetch)) return 0;
+    if (next >= 0 && r->slices) rc = keep_slice(r, g, err);
+    zt_free(r->env.alloc, g->full);
+    g->full = NULL;
+    return rc;
+}
+
+int rt_release(struct zt_runtime *r, int unit, struct zt_error *err) {
+    const struct zt_unit_def *u = &r->env.table->units[unit];
+    int rc = 0;
+    if (!r->open[unit]) return 0;
+    r->open[unit] = false;
+    for (int t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) r->view_param[t] = NULL;
+    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++) {
+        struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
+        zt_free(r->env.alloc, r->segments[k].copy);
+        r->segments[k].copy = NULL;
+        if (--g->opened == 0 && g->gathered && (rc = let_go(r, g, err))) return rc;
+    }
+    return 0;
 }
 
 /* ---- after the update ---- */
 
+/* zero1 and zero2, and persistent parameters: whole on every rank, each stepped its own part. */
+static bool stepped_in_parts(const struct rt_group *g) {
+    return g->def->trainable && g->own_count < g->store_count;
+}
+
 int rt_gather_updated(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    if (r->policy->gather != ZT_GATHER_AFTER_UPDATE || r->shard == 1) return 0;
-    return gather(r, g, "gather what was updated", err);
+    if (!stepped_in_parts(g)) return 0;
+    int rc = gather(r, g, r->env.dp_shard, rt_at(g->store, g->own_from, g->def->dtype), g->store,
+                    g->def->dtype, ZT_WHY_UPDATED, err);
+    return rc || r->env.spec->parallelism.overlap ? rc : arrived(r, g, err);
 }
 
 int rt_gather_updated_wait(struct zt_runtime *r, struct zt_error *err) {
-    if (r->policy->gather != ZT_GATHER_AFTER_UPDATE || r->shard == 1) return 0;
-    for (int i = 0; i < r->layout.n_groups; i++) {
-        struct rt_group *g = &r->groups[i];
-        int rc = g->def->trainable ? rt_compute_wait(r, g->gathered, err) : 0;
-        if (rc) return rc;
-    }
-    return 0;
+    int rc = 0;
+    for (int i = 0; i < r->layout.n_groups && !rc; i++)
+        if (stepped_in_parts(&r->groups[i])) rc = arrived(r, &r->groups[i], err);
+    return rc;
 }

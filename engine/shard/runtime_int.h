@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units,
- * edges), runtime_gather.c, runtime_reduce.c, runtime_state.c (lasting buffers, initial weights,
- * hash) and runtime_update.c (norm, optimizer).
+ * edges), runtime_gather.c, runtime_reduce.c, runtime_trace.c (intervals, bytes),
+ * runtime_state.c (lasting buffers, initial weights, hash) and runtime_update.c (norm, optimizer).
  * Private to engine/shard and its tests. */
 #ifndef ZT_ENGINE_RUNTIME_INT_H
 #define ZT_ENGINE_RUNTIME_INT_H
@@ -21,18 +21,37 @@ struct rt_group {
     int64_t store_from, store_count; /* stored parameters: all, or this rank's shard */
     int64_t own_from, own_count;     /* authoritative elements: what this rank's optimizer steps */
     void *store;                     /* stored parameters */
-    void *full;                      /* all of them: == store, or gathered, or NULL */
     float *master;                   /* own elements; NULL when the stored value is the authority */
     void *m, *v;                     /* own elements, of the recipe's moment type; NULL until there */
-    void *grad;     /* all gradients; NULL before first use and after the reduce/update */
-    void *grad_own; /* own gradients summed over micro-steps (sharded gradients) */
-    struct zt_optim_run *runs; /* own elements by decay flag, offsets from own_from */
+    struct zt_optim_run *runs;       /* own elements by decay flag, offsets from own_from */
     int n_runs;
-    int units_left; /* units whose backward of this micro-step is still to end */
-    bool in_flight; /* a reduction was queued and not waited for */
-    /* `ready` belongs to the reduce stream, `vacant` to the gather stream: an event is recorded
-     * again only after the wait on its last record is known to be over. */
-    struct zt_event *ready, *reduced, *vacant, *gathered;
+    /* parameters (runtime_gather.c) */
+    bool gathered;      /* `full` is made before use and let go after; else full == store */
+    bool kept;          /* reshard_after_forward: default: whole from forward to backward */
+    bool arriving;      /* a gather was queued and not waited for */
+    enum zt_dtype held; /* type of full and slice */
+    void *full;         /* all parameters, or NULL */
+    void *slice;        /* reshard_after_forward: m: what this rank keeps of full */
+    int opened;         /* open units that use them */
+    /* gradients (runtime_reduce.c) */
+    void *grad;         /* all of them, as backward writes; NULL before first use and after */
+    void *grad_own;     /* own elements, reduced, summed over micro-steps (sharded gradients) */
+    void *staged;       /* all of them in the reduce type, while they are reduced */
+    int backward_units; /* units of the walk whose backward adds to them */
+    int units_left;     /* of those, in this micro-step */
+    bool in_flight;     /* a reduction was queued and not waited for */
+    bool direct;        /* it ends in grad_own */
+    struct zt_event *ready, *reduced, *vacant, *arrived;
+};
+
+/* The part of a group that one unit uses, by the index of layout.unit_groups. */
+struct rt_segment {
+    int64_t from, count; /* elements of the group */
+    void *copy;          /* in the compute type where full is not, while the unit is open */
+};
+
+struct rt_launch {
+    int group, batch; /* batch: number of the unit's end at which it was launched */
 };
 
 struct zt_runtime {
@@ -41,19 +60,29 @@ struct zt_runtime {
     const struct zt_recipe *recipe;
     struct zt_unit_layout layout;
     struct rt_group *groups;
-    struct zt_model_walk walk;
-    void **view_param, **view_grad; /* by tensor of the table: what the open units see */
     struct zt_stream *reduce, *gather; /* NULL when nothing is ever sent */
     int shard, replicate;              /* degrees */
     int shard_index;
     int64_t step;    /* of the window */
     int64_t updates; /* carried out; behind `step` when some were skipped */
     bool last_micro, in_window, evaluating;
-    int *launched;
-    int n_launched; /* groups with a reduction in flight, in launch order */
-    int64_t log_seen, sent_bytes;
     int dtype_stored[ZT_ROW_COUNT], dtype_used[ZT_ROW_COUNT]; /* as seen; -1 = not yet */
-    int64_t requested_p, requested_o, requested_g, peak_g;
+    /* the walk: forward and backward of a micro-step as one sequence of units */
+    int *sequence, n_sequence, n_forward;
+    int at;                         /* place of the unit begun last; -1: none yet */
+    bool *open;                     /* by unit: its parameters are in use */
+    void **view_param, **view_grad; /* by tensor of the table: what the open units see */
+    struct rt_segment *segments;
+    enum zt_reshard reshard; /* as the mode means it */
+    int slices, prefetch;    /* reshard_after_forward: m (else 0); units ahead */
+    /* reductions */
+    enum zt_dtype reduce_type;
+    bool every_micro;           /* reduced in every micro-step, else in the window's last */
+    bool bounded;               /* a reduction holds a buffer that goes when it is over */
+    struct rt_launch *launched; /* in flight, in launch order */
+    int n_launched, batch;
+    int64_t log_seen, queued, sent_before; /* queued: collectives since the log was read */
+    int64_t requested_p, requested_o, peak_g;
 };
 
 /* zt_runtime_create with the row given; the row may be one that users cannot have yet. */
@@ -79,35 +108,44 @@ static inline void rt_used(struct zt_runtime *r, enum zt_dtype_row row, enum zt_
 }
 
 /* runtime_gather.c */
-int rt_acquire(struct zt_runtime *r, int unit, const char *reason, struct zt_error *err);
-void rt_release(struct zt_runtime *r, int unit);
-bool rt_kept_after_forward(const struct zt_runtime *r, int unit);
+int rt_gather_build(struct zt_runtime *r, struct zt_error *err); /* the walk, what is gathered */
+void rt_gather_free(struct zt_runtime *r);
+/* The next unit of the walk begins: its parameters are there when this returns. */
+int rt_acquire(struct zt_runtime *r, int unit, bool backward, struct zt_error *err);
+/* The unit needs its parameters no more. */
+int rt_release(struct zt_runtime *r, int unit, struct zt_error *err);
 /* A group was stepped: sends the own part where every rank keeps it whole. _wait: all of them. */
 int rt_gather_updated(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
 int rt_gather_updated_wait(struct zt_runtime *r, struct zt_error *err);
 
 /* runtime_reduce.c */
+int rt_reduce_build(struct zt_runtime *r, struct zt_error *err);
+void rt_reduce_free(struct zt_runtime *r);
 int rt_gradient_use(struct zt_runtime *r, struct rt_group *g,
                     struct zt_error *err); /* zeroed at first use */
 void rt_gradient_drop(struct zt_runtime *r, struct rt_group *g);
-int rt_group_finished(struct zt_runtime *r, struct rt_group *g, struct zt_error *err);
-int rt_wait_launched(struct zt_runtime *r, struct zt_error *err);
-/* Gradient of the own elements after zt_runtime_wait_gradients, and its type; NULL: there is none. */
+/* The unit's gradients of this micro-step are all in. */
+int rt_reduce_unit(struct zt_runtime *r, int unit, struct zt_error *err);
+/* Waits for reductions, oldest first, until those of at most `batches` units are in flight. */
+int rt_reduce_wait(struct zt_runtime *r, int batches, struct zt_error *err);
+void rt_reduce_account(struct zt_runtime *r); /* gradient bytes that last beyond a unit */
+/* Gradient of the own elements after zt_runtime_wait_gradients, and its type; NULL: there is none.
+ */
 void *rt_own_gradient(const struct zt_runtime *r, const struct rt_group *g, enum zt_dtype *t);
 
-/* runtime.c */
+/* runtime_trace.c */
+int64_t rt_now(const struct zt_runtime *r);
+void rt_sent_begin(struct zt_runtime *r); /* zt_runtime_sent_bytes counts from here */
+int rt_interval(struct zt_runtime *r, enum zt_interval_kind k, const char *name, int64_t from,
+                struct zt_error *err);
+
+/* runtime.c: the edges */
 int rt_compute_wait(struct zt_runtime *r, struct zt_event *e, struct zt_error *err);
 int rt_behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream *s,
                       struct zt_error *err);
 int rt_collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_event *e,
                        struct zt_error *err);
-int rt_interval(struct zt_runtime *r, enum zt_interval_kind k, const char *name, int64_t from,
-                struct zt_error *err);
-int64_t rt_now(const struct zt_runtime *r);
 
-static inline size_t rt_grad_size(const struct zt_runtime *r) {
-    return zt_dtype_size(r->recipe->grad);
-}
 static inline char *rt_at(void *base, int64_t elements, enum zt_dtype t) {
     return (char *)base + (size_t)elements * zt_dtype_size(t);
 }

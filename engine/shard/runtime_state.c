@@ -108,10 +108,7 @@ int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
     int n = r->layout.n_groups;
     for (int i = 0; i < ZT_ROW_COUNT; i++) r->dtype_stored[i] = r->dtype_used[i] = -1;
     r->groups = calloc((size_t)n, sizeof *r->groups);
-    r->launched = calloc((size_t)n, sizeof *r->launched);
-    r->view_param = calloc((size_t)r->env.table->n_tensors, sizeof *r->view_param);
-    r->view_grad = calloc((size_t)r->env.table->n_tensors, sizeof *r->view_grad);
-    if (!r->groups || !r->launched || !r->view_param || !r->view_grad)
+    if (!r->groups)
         return zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory for %d groups", n);
     for (int i = 0; i < n; i++) {
         struct rt_group *g = &r->groups[i];
@@ -122,7 +119,6 @@ int rt_state_build(struct zt_runtime *r, struct zt_error *err) {
                            g->def->name);
         int rc = group_parameters(r, g, err);
         if (rc) return rc;
-        if (g->store_count == g->def->elements) g->full = g->store;
     }
     return 0;
 }
@@ -155,8 +151,6 @@ void rt_state_free(struct zt_runtime *r) {
     for (int i = 0; r->groups && i < r->layout.n_groups; i++) {
         struct rt_group *g = &r->groups[i];
         if (!g->def) continue;
-        rt_gradient_drop(r, g);
-        if (g->full != g->store) zt_free(r->env.alloc, g->full);
         zt_free(r->env.alloc, g->store);
         zt_free(r->env.alloc, g->master);
         zt_free(r->env.alloc, g->m);
@@ -164,16 +158,11 @@ void rt_state_free(struct zt_runtime *r) {
         if (g->ready) dev->event_destroy(g->ready);
         if (g->reduced) dev->event_destroy(g->reduced);
         if (g->vacant) dev->event_destroy(g->vacant);
-        if (g->gathered) dev->event_destroy(g->gathered);
+        if (g->arrived) dev->event_destroy(g->arrived);
         free(g->runs);
     }
     free(r->groups);
-    free(r->launched);
-    free(r->view_param);
-    free(r->view_grad);
-    zt_model_walk_free(&r->walk);
     r->groups = NULL;
-    r->launched = NULL;
 }
 
 /* ---- hash ---- */
@@ -263,7 +252,7 @@ void zt_runtime_dtypes(const struct zt_runtime *r, struct zt_dtypes_report *d) {
 
 const float *zt_runtime_parameter(const struct zt_runtime *r, int tensor) {
     const struct rt_group *g = &r->groups[r->layout.group_of[tensor]];
-    if (!g->full || g->def->dtype != ZT_F32) return NULL;
+    if (!g->full || g->held != ZT_F32) return NULL;
     return (const float *)g->full + r->layout.entries[r->layout.entry_of[tensor]].offset;
 }
 

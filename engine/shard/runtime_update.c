@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime_update.c: the end of a window: exact gradient norm, clip, AdamW, the gather
- * of what was stepped, and the accounting of finished collectives. Ownership and thread rule:
- * runtime.h.
+ * of what was stepped. Ownership and thread rule: runtime.h.
  *
  * The norm is a sum of squares in integer limbs (core/fixsum.h): the same number for any cut of the
  * gradients over ranks, so clipping cannot make modes differ. Padding and alignment gaps are left
@@ -160,43 +159,3 @@ out:
 }
 
 int64_t zt_runtime_updates(const struct zt_runtime *r) { return r->updates; }
-
-/* ---- what was sent ---- */
-
-/* Records hold a copy of the group's name; intervals want a string that lives on. */
-static const char *group_name(const char *name) {
-    static const char *const names[] = {"dp_shard", "dp_replicate", "dp_reshard",
-                                        "tensor",   "control",      "world"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(name, names[i])) return names[i];
-    return "other";
-}
-
-static int take(struct zt_runtime *r, const struct zt_coll_record *c, struct zt_error *err) {
-    struct zt_interval iv = {c->start_ns,           c->end_ns, ZT_IV_COMM, group_name(c->group),
-                             zt_coll_name(c->kind), c->control};
-    if (!c->control) {
-        r->sent_bytes += c->sent_bytes;
-        rt_used(r, c->kind == ZT_COLL_ALL_GATHER ? ZT_ROW_GATHERED : ZT_ROW_REDUCE, c->dtype);
-    }
-    if (!r->env.intervals || c->end_ns <= c->start_ns) return 0;
-    if (zt_intervals_add(r->env.intervals, iv))
-        return zt_fail(err, ZT_ENOMEM, "step intervals: no host memory");
-    return 0;
-}
-
-int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err) {
-    enum { CHUNK = 64 };
-    struct zt_coll_record records[CHUNK];
-    for (;;) {
-        int64_t n = zt_comm_log(r->env.world, r->log_seen, records, CHUNK);
-        for (int64_t i = 0; i < n; i++) {
-            int rc = take(r, &records[i], err);
-            if (rc) return rc;
-            r->log_seen = records[i].id;
-        }
-        if (n < CHUNK) return 0;
-    }
-}
-
-int64_t zt_runtime_sent_bytes(const struct zt_runtime *r) { return r->sent_bytes; }

@@ -35,7 +35,7 @@ struct bench {
     struct zt_ops_ctx *ctx;
     struct zt_model_table table;
     struct zt_model *model;
-    struct zt_comm *comm, *dp_shard, *dp_replicate, *control;
+    struct zt_comm *comm, *dp_shard, *dp_replicate, *reshard, *control;
     struct zt_intervals intervals;
     struct zt_runtime *runtime;
     int32_t *tokens, *targets;
@@ -71,6 +71,15 @@ static inline int bench_split(struct bench *b, enum zt_axis axis, const char *na
     return zt_comm_split(b->comm, name, ranks, n, out, e);
 }
 
+/* As engine/train_open.c does it. */
+static inline int bench_split_reshard(struct bench *b, struct zt_error *e) {
+    int ranks[RANKS_MAX], m = b->spec.parallelism.reshard_int;
+    if (b->spec.parallelism.reshard != ZT_RESHARD_INT || m <= 1 || m >= b->mesh.shard) return 0;
+    zt_mesh_group(b->mesh, ZT_AXIS_SHARD, b->rank, ranks);
+    int first = zt_mesh_coords(b->mesh, b->rank).shard / m * m;
+    return zt_comm_split(b->dp_shard, "dp_reshard", ranks + first, m, &b->reshard, e);
+}
+
 static inline int bench_open(struct bench *b, int rank, int world, struct ranks_shared *shared,
                              const struct bench_options *o, struct zt_error *e) {
     struct zt_comm_id id = {{0}};
@@ -100,6 +109,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     }
     RT_TRY(zt_comm_init(&id, rank, world, b->device, 60, &b->comm, e));
     RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));
+    RT_TRY(bench_split_reshard(b, e));
     RT_TRY(bench_split(b, ZT_AXIS_REPLICATE, "dp_replicate", &b->dp_replicate, e));
     RT_TRY(bench_split(b, ZT_AXIS_WORLD, "control", &b->control, e));
     struct zt_runtime_env re = {.spec = &b->spec,
@@ -114,6 +124,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
                                 .world = b->comm,
                                 .dp_shard = b->dp_shard,
                                 .dp_replicate = b->dp_replicate,
+                                .reshard = b->reshard,
                                 .control = b->control,
                                 .intervals = &b->intervals};
     RT_TRY(rt_create(&re, o->row ? o->row : zt_policy(b->spec.parallelism.mode), &b->runtime, e));
@@ -132,6 +143,7 @@ static inline void bench_close(struct bench *b) {
     zt_model_destroy(b->model);
     if (b->control) zt_comm_destroy(b->control);
     if (b->dp_replicate) zt_comm_destroy(b->dp_replicate);
+    if (b->reshard) zt_comm_destroy(b->reshard);
     if (b->dp_shard) zt_comm_destroy(b->dp_shard);
     if (b->comm) zt_comm_destroy(b->comm);
     if (b->alloc) {
@@ -195,6 +207,30 @@ static inline int bench_step(struct bench *b, int64_t step, int64_t first, int64
     int rc = bench_window(b, step, first, n, micros, e);
     if (rc == 0) rc = bench_update(b, 1e-2, e);
     if (rc == 0) rc = zt_runtime_collect(b->runtime, e);
+    return rc;
+}
+
+/* Backward along the walk without a model: fill (may be NULL) writes the gradients of a unit. The
+ * root opens first and closes last. */
+static inline int bench_backward(struct bench *b,
+                                 void (*fill)(struct bench *b, int unit,
+                                              const struct zt_unit_view *v),
+                                 struct zt_error *e) {
+    struct zt_unit_source s = zt_runtime_source(b->runtime);
+    struct zt_model_walk w;
+    struct zt_unit_view v, first;
+    int rc = zt_model_walk_build(&b->table, &w, e);
+    if (rc) return rc;
+    for (int i = 0; i < w.n_backward; i++) {
+        RT_TRY(s.backward_begin(s.arg, w.backward[i], i ? &v : &first, e));
+        if (i && fill) fill(b, w.backward[i], &v);
+        RT_TRY(i ? s.backward_end(s.arg, w.backward[i], e)
+                 : s.parameters_done(s.arg, w.backward[0], e));
+    }
+    if (fill) fill(b, w.backward[0], &first);
+    RT_TRY(s.backward_end(s.arg, w.backward[0], e));
+out:
+    zt_model_walk_free(&w);
     return rc;
 }
 

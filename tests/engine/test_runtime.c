@@ -229,29 +229,26 @@ Test(runtime, ddp_sends_once_a_window_in_backward_order, .timeout = 60) {
 /* ---- weight of tokens ---- */
 
 /* Two ranks with 100 and 300 tokens whose gradients are 1 and 2 per token: 1/4 and 3/4. */
+static void fill_weighted(struct bench *b, int unit, const struct zt_unit_view *v) {
+    const struct zt_unit_def *u = &b->table.units[unit];
+    float value = b->rank == 0 ? 1.0f * 100.0f / 400.0f : 2.0f * 300.0f / 400.0f;
+    for (int i = 0; i < u->n_tensors; i++)
+        for (int64_t k = 0; k < b->table.tensors[u->first_tensor + i].numel; k++)
+            ((float *)v->grad[i])[k] += value;
+}
+
 static int weight_rank(int rank, int world, void *arg) {
     struct bench_job *j = arg;
     struct bench b;
-    struct zt_unit_view v;
     struct zt_error e = {0};
     int64_t own = rank == 0 ? 100 : 300, all = 0;
     struct zt_window w = {.valid_tokens = own};
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
     OK(zt_window_valid(&w, false, world, b.control, zt_device_compute(b.device), 1, &all, &e));
     EXPECT(all == 400, "%lld", (long long)all);
-    struct zt_unit_source s = zt_runtime_source(b.runtime);
     OK(zt_runtime_window_begin(b.runtime, 1, &e));
     OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
-    float per_token = rank == 0 ? 1.0f : 2.0f;
-    for (int u = b.table.n_units - 1; u >= 0; u--) {
-        OK(s.backward_begin(s.arg, u, &v, &e));
-        for (int i = 0; i < b.table.units[u].n_tensors; i++) {
-            const struct zt_tensor_def *d = &b.table.tensors[b.table.units[u].first_tensor + i];
-            for (int64_t k = 0; k < d->numel; k++)
-                ((float *)v.grad[i])[k] += per_token * (float)own / (float)all;
-        }
-        OK(s.backward_end(s.arg, u, &e));
-    }
+    OK(bench_backward(&b, fill_weighted, &e));
     OK(zt_runtime_wait_gradients(b.runtime, &e));
     for (int t = 0; t < b.table.n_tensors; t++) {
         const float *g = zt_runtime_gradient(b.runtime, t);
@@ -312,23 +309,21 @@ Test(runtime, masked_targets_weigh_by_their_count, .timeout = 60) {
 
 /* ---- what must fail ---- */
 
+static void fill_nan(struct bench *b, int unit, const struct zt_unit_view *v) {
+    if (unit == 1 && b->rank == b->world - 1)
+        ((float *)v->grad[2])[5] = NAN; /* one element of one rank */
+}
+
 static int nan_rank(int rank, int world, void *arg) {
     struct bench_job *j = arg;
     struct bench b;
     struct zt_hash128 before, after;
-    struct zt_unit_view v;
     struct zt_error e = {0};
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
     OK(zt_runtime_parameter_hash(b.runtime, &before, NULL, &e));
-    struct zt_unit_source s = zt_runtime_source(b.runtime);
     OK(zt_runtime_window_begin(b.runtime, 1, &e));
     OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
-    for (int u = b.table.n_units - 1; u >= 0; u--) {
-        OK(s.backward_begin(s.arg, u, &v, &e));
-        if (u == 1 && rank == world - 1)
-            ((float *)v.grad[2])[5] = NAN; /* one element of one rank */
-        OK(s.backward_end(s.arg, u, &e));
-    }
+    OK(bench_backward(&b, fill_nan, &e));
     EXPECT(bench_update(&b, 1e-3, &e) == ZT_ENAN, "update went through");
     OK(zt_runtime_parameter_hash(b.runtime, &after, NULL, &e));
     EXPECT(before.lo == after.lo && before.hi == after.hi, "parameters were touched");
