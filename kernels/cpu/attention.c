@@ -10,8 +10,10 @@
 
 struct attention {
     struct zt_ops_ctx *x;
-    const float *qkv, *dout, *saved;
-    float *out, *lse, *dqkv;
+    enum zt_dtype t;
+    const void *qkv, *dout, *saved;
+    void *out, *dqkv;
+    float *lse;
     int64_t B, T, H, D, blocks;
 };
 
@@ -37,9 +39,9 @@ static struct zt_vec_attention head_of(const struct attention *j, int64_t head, 
     const int64_t in = b * j->T * 3 * j->H * j->D + h * j->D, k = j->H * j->D;
     const int64_t at = b * j->T * j->H * j->D + h * j->D;
     struct zt_vec_attention a = {
-        .q = j->qkv + in,
-        .k = j->qkv + in + k,
-        .v = j->qkv + in + 2 * k,
+        .q = zt_cpu_at(j->qkv, in, j->t),
+        .k = zt_cpu_at(j->qkv, in + k, j->t),
+        .v = zt_cpu_at(j->qkv, in + 2 * k, j->t),
         .lse = j->lse + head * j->T,
         .stride = 3 * k,
         .ostride = k,
@@ -50,17 +52,17 @@ static struct zt_vec_attention head_of(const struct attention *j, int64_t head, 
     };
     const int64_t next = after / j->H * j->T * 3 * k + after % j->H * j->D;
     if (after < j->B * j->H) {
-        a.next_k = j->qkv + next + k;
-        a.next_v = a.next_k + k;
+        a.next_k = zt_cpu_at(j->qkv, next + k, j->t);
+        a.next_v = zt_cpu_at(j->qkv, next + 2 * k, j->t);
     }
     if (j->dqkv) {
-        a.out = j->saved + at;
-        a.dout = j->dout + at;
-        a.dq = j->dqkv + in;
-        a.dk = a.dq + k;
-        a.dv = a.dk + k;
+        a.out = zt_cpu_at(j->saved, at, j->t);
+        a.dout = zt_cpu_at(j->dout, at, j->t);
+        a.dq = zt_cpu_at(j->dqkv, in, j->t);
+        a.dk = zt_cpu_at(j->dqkv, in + k, j->t);
+        a.dv = zt_cpu_at(j->dqkv, in + 2 * k, j->t);
     } else {
-        a.o = j->out + at;
+        a.o = zt_cpu_at(j->out, at, j->t);
     }
     return a;
 }
@@ -71,13 +73,13 @@ static void forward_unit(void *arg, int64_t unit, int thread) {
         head_of(j, unit / j->blocks, (unit + zt_pool_threads(j->x->pool)) / j->blocks, thread);
     /* A head's blocks follow each other, its keys stay in the cache; the last blocks have the most
      * keys, so the long units come first. */
-    j->x->vec->attention_forward(&a, j->blocks - 1 - unit % j->blocks);
+    j->x->vec->of[j->t].attention_forward(&a, j->blocks - 1 - unit % j->blocks);
 }
 
 static void backward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
     struct zt_vec_attention a = head_of(j, unit, unit + zt_pool_threads(j->x->pool), thread);
-    j->x->vec->attention_backward(&a);
+    j->x->vec->of[j->t].attention_backward(&a);
 }
 
 size_t zt_cpu_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t) {
@@ -89,10 +91,11 @@ int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
                              const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
                              void *workspace, struct zt_error *err) {
     (void)workspace;
-    int rc = zt_cpu_need_f32("attention_forward", t, err);
+    int rc = zt_cpu_need_float("attention_forward", t, err);
     if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
     if (rc != ZT_OK) return rc;
     struct attention j = {.x = x,
+                          .t = t,
                           .qkv = qkv,
                           .out = out,
                           .lse = lse,
@@ -116,15 +119,15 @@ int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv,
                               int64_t T, int64_t H, int64_t D, void *workspace,
                               struct zt_error *err) {
     (void)workspace;
-    int rc = zt_cpu_need_f32("attention_backward", t, err);
+    int rc = zt_cpu_need_float("attention_backward", t, err);
     if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
     if (rc != ZT_OK) return rc;
     struct attention j = {.x = x,
+                          .t = t,
                           .qkv = qkv,
                           .dout = dout,
                           .saved = out,
                           .dqkv = dqkv,
-
                           .B = B,
                           .T = T,
                           .H = H,

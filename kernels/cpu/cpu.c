@@ -6,12 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-int zt_cpu_need_f32(const char *op, enum zt_dtype t, struct zt_error *err) {
-    if (t == ZT_F32) return ZT_OK;
+int zt_cpu_need_float(const char *op, enum zt_dtype t, struct zt_error *err) {
+    if (t == ZT_F32 || t == ZT_BF16 || t == ZT_F16) return ZT_OK;
+    return zt_fail(err, ZT_EUNSUPPORTED, "%s: elements are fp32, bf16 or fp16, not %s", op,
+                   zt_dtype_name(t));
+}
+
+int zt_cpu_need_result(const char *op, enum zt_dtype t, enum zt_dtype gt, struct zt_error *err) {
+    int rc = zt_cpu_need_float(op, t, err);
+    if (rc != ZT_OK || gt == t || gt == ZT_F32) return rc;
     return zt_fail(err, ZT_EUNSUPPORTED,
-                   "%s: the CPU kernels of this version compute in fp32 only (dtype %d was asked "
-                   "for); set precision.recipe to fp32",
-                   op, (int)t);
+                   "%s: what is computed from %s is stored as that or fp32, not %s", op,
+                   zt_dtype_name(t), zt_dtype_name(gt));
+}
+
+int zt_cpu_stream(const char *op, enum zt_purpose p, uint32_t tensor, uint32_t *stream,
+                  struct zt_error *err) {
+    if (tensor >= 1u << 24)
+        return zt_fail(err, ZT_EINVAL, "%s: tensor ordinal %u is beyond 2^24 - 1", op, tensor);
+    *stream = (uint32_t)p << 24 | tensor;
+    return ZT_OK;
 }
 
 struct range {
@@ -38,16 +52,17 @@ int64_t zt_cpu_block_rows(int64_t N) {
 }
 
 static size_t gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t) {
-    return t == ZT_F32 ? zt_gemm_workspace(op, M, N, K) : 0;
+    return zt_gemm_workspace(op, M, N, K, t);
 }
 
 static int gemm(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *B, const void *bias, void *C,
                 enum zt_dtype ct, bool accumulate, void *workspace, struct zt_error *err) {
-    int rc = zt_cpu_need_f32("gemm", t, err);
-    if (rc == ZT_OK) rc = zt_cpu_need_f32("gemm (result)", ct, err);
+    int rc = zt_cpu_need_result("gemm", t, ct, err);
     if (rc != ZT_OK) return rc;
-    return zt_gemm_run(x->gemm, op, M, N, K, A, B, bias, C, accumulate, workspace, err);
+    const struct zt_gemm_shape s = {
+        op, M, N, K, t, ct, accumulate, bias != NULL, workspace != NULL};
+    return zt_gemm_run(x->gemm, &s, A, B, bias, C, workspace, err);
 }
 
 static int refuse_isa(const char *isa, struct zt_error *err) {
@@ -102,8 +117,7 @@ void zt_ops_cpu_destroy(struct zt_ops_ctx *x) {
 const char *zt_ops_cpu_describe(const struct zt_ops_ctx *x) { return x->text; }
 
 const char *zt_ops_cpu_compute(const struct zt_ops_ctx *x, enum zt_dtype t) {
-    (void)x;
-    return t == ZT_F32 ? "fp32" : NULL;
+    return zt_gemm_compute(x->gemm, t);
 }
 
 const struct zt_ops *zt_ops_cpu(void) {

@@ -3,6 +3,7 @@
  * cpu.c puts in the table. The contract of each operator is in kernels/ops.h. */
 #ifndef ZT_KERNELS_CPU_CPU_H
 #define ZT_KERNELS_CPU_CPU_H
+#include "core/rng.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
@@ -18,8 +19,19 @@ struct zt_ops_ctx {
     char text[256];
 };
 
-/* ZT_EUNSUPPORTED, naming the operator, unless t is fp32. */
-int zt_cpu_need_f32(const char *op, enum zt_dtype t, struct zt_error *err);
+/* ZT_EUNSUPPORTED, naming the operator, unless t is fp32, bf16 or fp16; and unless gt, the type of
+ * a parameter's gradient or of a result, is t or fp32. */
+int zt_cpu_need_float(const char *op, enum zt_dtype t, struct zt_error *err);
+int zt_cpu_need_result(const char *op, enum zt_dtype t, enum zt_dtype gt, struct zt_error *err);
+
+/* The last counter word of a draw (core/rng.h); refuses an ordinal that would alias a purpose. */
+int zt_cpu_stream(const char *op, enum zt_purpose p, uint32_t tensor, uint32_t *stream,
+                  struct zt_error *err);
+
+/* The element `index` of a buffer of type t. */
+static inline void *zt_cpu_at(const void *buffer, int64_t index, enum zt_dtype t) {
+    return (char *)(uintptr_t)buffer + index * (int64_t)(t == ZT_F32 ? sizeof(float) : 2);
+}
 
 /* Runs fn over [0, n) in pieces of `grain` elements (grain a multiple of 16: the cut, and so the
  * tails, depend on n alone). */

@@ -54,10 +54,10 @@ struct zt_gemm_cut zt_gemm_cut_openblas(enum zt_gemm_op op, int64_t M, int64_t N
     return halve_until(1024, 384, M, N, 4, op == ZT_GEMM_DW ? 128 : 64);
 }
 
-size_t zt_gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K) {
+size_t zt_gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t) {
     (void)M;
-    if (op == ZT_GEMM_DW || is_head(op, N, K)) return 0;
-    return (size_t)round_up(N, 64) * (size_t)round_up(K, 64) * sizeof(float);
+    if (op == ZT_GEMM_DW || is_head(op, N, K) || (t != ZT_F32 && t != ZT_BF16)) return 0;
+    return (size_t)round_up(N, 64) * (size_t)round_up(K, 64) * zt_dtype_size(t);
 }
 
 void zt_gemm_thread_start(void) {
@@ -103,14 +103,29 @@ void zt_gemm_destroy(struct zt_gemm *g) {
     if (!g) return;
     for (int i = 0; i < g->plans; i++) g->library->plan_destroy(g, g->plan[i].plan);
     if (g->state) g->library->destroy(g->state);
+    free(g->wide);
     free(g);
 }
 
 const char *zt_gemm_describe(const struct zt_gemm *g) { return g->text; }
 
+const char *zt_gemm_compute(const struct zt_gemm *g, enum zt_dtype t) {
+    switch (t) {
+    case ZT_F32:
+        return "fp32";
+    case ZT_BF16:
+        return g->native_bf16 ? "bf16 with fp32 sums" : "fp32 (bf16 emulated, slow)";
+    case ZT_F16:
+        return "fp32 (fp16 emulated, slow)";
+    default:
+        return NULL;
+    }
+}
+
 static bool same_shape(const struct zt_gemm_shape *a, const struct zt_gemm_shape *b) {
-    return a->op == b->op && a->M == b->M && a->N == b->N && a->K == b->K &&
-           a->accumulate == b->accumulate && a->bias == b->bias && a->workspace == b->workspace;
+    return a->op == b->op && a->M == b->M && a->N == b->N && a->K == b->K && a->t == b->t &&
+           a->ct == b->ct && a->accumulate == b->accumulate && a->bias == b->bias &&
+           a->workspace == b->workspace;
 }
 
 /* The cached plan of a shape, made when it is new; the least recently used one makes room. */
@@ -138,39 +153,123 @@ static int find_plan(struct zt_gemm *g, const struct zt_gemm_shape *s, void **pl
 }
 
 /* K = 0: the sum is empty. */
-static void gemm_of_nothing(int64_t M, int64_t N, const float *bias, float *C, bool accumulate) {
-    for (int64_t i = 0; i < M; i++)
-        for (int64_t j = 0; j < N; j++)
-            C[i * N + j] = (accumulate ? C[i * N + j] : 0.0f) + (bias ? bias[j] : 0.0f);
+static void gemm_of_nothing(const struct zt_vec *vec, const struct zt_gemm_shape *s,
+                            const void *bias, void *C) {
+    const size_t csize = zt_dtype_size(s->ct), size = zt_dtype_size(s->t);
+    const int64_t piece = 256;
+    for (int64_t at = 0; at < s->N; at += piece) {
+        const size_t n = (size_t)at_most(piece, s->N - at);
+        float row[256] = {0}, sum[256];
+        if (bias) vec->of[s->t].widen(row, (const char *)bias + (size_t)at * size, n);
+        for (int64_t i = 0; i < s->M; i++) {
+            char *c = (char *)C + (size_t)(i * s->N + at) * csize;
+            memset(sum, 0, sizeof sum);
+            if (s->accumulate) vec->of[s->ct].widen(sum, c, n);
+            vec->of[ZT_F32].add(sum, sum, row, n);
+            vec->of[s->ct].narrow(c, sum, n);
+        }
+    }
 }
 
-int zt_gemm_run(struct zt_gemm *g, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
-                const float *A, const float *B, const float *bias, float *C, bool accumulate,
-                void *workspace, struct zt_error *err) {
-    if (op != ZT_GEMM_FWD && op != ZT_GEMM_DX && op != ZT_GEMM_DW)
-        return zt_fail(err, ZT_EINVAL, "gemm: orientation %d is not known", (int)op);
-    if (M < 0 || N < 0 || K < 0 || M > INT32_MAX || N > INT32_MAX || K > INT32_MAX)
+static int run_planned(struct zt_gemm *g, const struct zt_gemm_shape *shape, const void *A,
+                       const void *B, const void *bias, void *C, void *workspace,
+                       struct zt_error *err) {
+    struct zt_gemm_shape s = *shape;
+    void *plan;
+    s.workspace = s.workspace && zt_gemm_workspace(s.op, s.M, s.N, s.K, s.t) > 0;
+    int rc = find_plan(g, &s, &plan, err);
+    return rc != ZT_OK ? rc : g->library->run(g, plan, A, B, bias, C, workspace, err);
+}
+
+/* ---- emulation: fp32 copies of 16-bit operands ---- */
+
+#define MOVE_GRAIN 32768
+struct move {
+    const struct zt_vec_of *of;
+    float *wide;
+    void *narrow; /* read when widening, written when not */
+    int64_t n;
+    bool widen;
+};
+
+static void move_unit(void *arg, int64_t unit, int thread) {
+    const struct move *m = arg;
+    const int64_t first = unit * MOVE_GRAIN;
+    const size_t n = (size_t)at_most(MOVE_GRAIN, m->n - first);
+    char *narrow = (char *)m->narrow + 2 * first;
+    (void)thread;
+    if (m->widen)
+        m->of->widen(m->wide + first, narrow, n);
+    else
+        m->of->narrow(narrow, m->wide + first, n);
+}
+
+static void move(struct zt_gemm *g, enum zt_dtype t, float *wide, const void *narrow, int64_t n,
+                 bool widen) {
+    struct move m = {&g->vec->of[t], wide, (void *)(uintptr_t)narrow, n, widen};
+    zt_pool_run(g->pool, ceil_div(n, MOVE_GRAIN), move_unit, &m);
+}
+
+/* Room for the copies, each at a multiple of 64 bytes. */
+static int wide_room(struct zt_gemm *g, const int64_t count[5], float *at[5],
+                     struct zt_error *err) {
+    size_t floats = 0;
+    for (int i = 0; i < 5; i++) floats += (size_t)round_up(count[i], 16);
+    if (floats > g->wide_floats) {
+        free(g->wide);
+        g->wide = aligned_alloc(64, floats * sizeof *g->wide);
+        g->wide_floats = g->wide ? floats : 0;
+        if (!g->wide)
+            return zt_fail(err, ZT_ENOMEM,
+                           "gemm: no memory for %zu bytes of fp32 copies, which an emulated 16-bit "
+                           "product needs; use precision.recipe fp32 or a smaller batch",
+                           floats * sizeof(float));
+    }
+    float *p = g->wide;
+    for (int i = 0; i < 5; i++) {
+        at[i] = p;
+        p += round_up(count[i], 16);
+    }
+    return ZT_OK;
+}
+
+static int run_emulated(struct zt_gemm *g, const struct zt_gemm_shape *shape, const void *A,
+                        const void *B, const void *bias, void *C, struct zt_error *err) {
+    struct zt_gemm_shape s = *shape;
+    const enum zt_dtype t = s.t, ct = s.ct;
+    s.t = s.ct = ZT_F32;
+    const size_t packed = zt_gemm_workspace(s.op, s.M, s.N, s.K, ZT_F32);
+    const int64_t count[5] = {s.M * s.K, s.N * s.K, bias ? s.N : 0, ct == ZT_F32 ? 0 : s.M * s.N,
+                              s.workspace ? (int64_t)(packed / sizeof(float)) : 0};
+    float *w[5];
+    int rc = wide_room(g, count, w, err);
+    if (rc != ZT_OK) return rc;
+    move(g, t, w[0], A, count[0], true);
+    move(g, t, w[1], B, count[1], true);
+    if (bias) move(g, t, w[2], bias, count[2], true);
+    if (ct != ZT_F32 && s.accumulate) move(g, ct, w[3], C, count[3], true);
+    rc = run_planned(g, &s, w[0], w[1], bias ? w[2] : NULL, ct == ZT_F32 ? C : w[3], w[4], err);
+    if (rc == ZT_OK && ct != ZT_F32) move(g, ct, w[3], C, count[3], false);
+    return rc;
+}
+
+int zt_gemm_run(struct zt_gemm *g, const struct zt_gemm_shape *s, const void *A, const void *B,
+                const void *bias, void *C, void *workspace, struct zt_error *err) {
+    if (s->op != ZT_GEMM_FWD && s->op != ZT_GEMM_DX && s->op != ZT_GEMM_DW)
+        return zt_fail(err, ZT_EINVAL, "gemm: orientation %d is not known", (int)s->op);
+    if (s->M < 0 || s->N < 0 || s->K < 0 || s->M > INT32_MAX || s->N > INT32_MAX ||
+        s->K > INT32_MAX)
         return zt_fail(err, ZT_EINVAL, "gemm: sizes %lld x %lld x %lld are outside 0..2^31-1",
-                       (long long)M, (long long)N, (long long)K);
-    if (bias && op != ZT_GEMM_FWD)
+                       (long long)s->M, (long long)s->N, (long long)s->K);
+    if (bias && s->op != ZT_GEMM_FWD)
         return zt_fail(err, ZT_EINVAL, "gemm: only the forward orientation takes a bias");
-    if (M == 0 || N == 0) return ZT_OK;
-    if (K == 0) {
-        gemm_of_nothing(M, N, bias, C, accumulate);
+    if (s->M == 0 || s->N == 0) return ZT_OK;
+    if (s->K == 0) {
+        gemm_of_nothing(g->vec, s, bias, C);
         return ZT_OK;
     }
     zt_gemm_thread_start();
-    const struct zt_gemm_shape s = {
-        op,
-        M,
-        N,
-        K,
-        accumulate,
-        bias != NULL,
-        workspace != NULL && zt_gemm_workspace(op, M, N, K) > 0,
-    };
-    void *plan;
-    int rc = find_plan(g, &s, &plan, err);
-    if (rc != ZT_OK) return rc;
-    return g->library->run(g, plan, A, B, bias, C, workspace, err);
+    if (s->t == ZT_F32 || (s->t == ZT_BF16 && g->native_bf16))
+        return run_planned(g, s, A, B, bias, C, workspace, err);
+    return run_emulated(g, s, A, B, bias, C, err);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/gemm_onednn.c: tiles on oneDNN's matmul (C API, 2.6).
+/* kernels/cpu/gemm_onednn.c: tiles on oneDNN's matmul (C API, 2.6), in fp32 and, where the
+ * processor multiplies bf16 (AVX512-BF16, AMX), in bf16. Sums are fp32; a bf16 result is rounded
+ * once.
  *
  * A plan holds at most four primitives (the whole tile and the rests at the two borders) and, for
  * each thread, the memory objects they run on. Primitives are shared by the threads; streams,
@@ -135,17 +137,22 @@ static dnnl_status_t make_attributes(dnnl_primitive_attr_t *attr, bool accumulat
     return st;
 }
 
-/* The packed forms we can write ourselves: blocks of 16 rows x width columns, column blocks
- * outermost. Anything else (a plain copy, an unknown order) means plain weights. */
-static int64_t packed_width(const dnnl_memory_desc_t *d) {
+static dnnl_data_type_t type_of(enum zt_dtype t) { return t == ZT_F32 ? dnnl_f32 : dnnl_bf16; }
+
+/* The packed forms we can write ourselves, column blocks outermost: blocks of 16 rows x width
+ * columns, in bf16 32 rows with pairs of rows innermost. Anything else (a plain copy, an unknown
+ * order) means plain weights. */
+static int64_t packed_width(const dnnl_memory_desc_t *d, enum zt_dtype t) {
     const dnnl_blocking_desc_t *b = &d->format_desc.blocking;
-    if (d->format_kind != dnnl_blocked || b->inner_nblks != 2 || b->inner_idxs[0] != 0 ||
-        b->inner_idxs[1] != 1 || b->inner_blks[0] != 16 || d->offset0 != 0 ||
+    const bool pairs = t == ZT_BF16;
+    if (d->format_kind != dnnl_blocked || b->inner_nblks != (pairs ? 3 : 2) ||
+        b->inner_idxs[0] != 0 || b->inner_idxs[1] != 1 || b->inner_blks[0] != 16 ||
+        (pairs && (b->inner_idxs[2] != 0 || b->inner_blks[2] != 2)) || d->offset0 != 0 ||
         d->extra.flags != dnnl_memory_extra_flag_none)
         return 0;
-    int64_t width = b->inner_blks[1];
-    if (width % 16 != 0 || width > 64 || b->strides[0] != 16 * width ||
-        b->strides[1] != d->padded_dims[0] * width)
+    int64_t width = b->inner_blks[1], rows = pairs ? 32 : 16;
+    if (width % 16 != 0 || width > 64 || b->strides[0] != rows * width ||
+        d->padded_dims[0] % rows != 0 || b->strides[1] != d->padded_dims[0] * width)
         return 0;
     return width;
 }
@@ -165,10 +172,11 @@ static dnnl_status_t describe_tile(const struct plan *p, int64_t rows, int64_t c
     const dnnl_dims_t db = {s->K, columns}, sb = {p->b0, p->b1};
     const dnnl_dims_t dc = {rows, columns}, sc = {s->N, 1};
     const dnnl_dims_t dv = {1, columns}, sv = {columns, 1};
-    dnnl_status_t st = dnnl_memory_desc_init_by_strides(&d->a, 2, da, dnnl_f32, sa);
-    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->b, 2, db, dnnl_f32, sb);
-    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->c, 2, dc, dnnl_f32, sc);
-    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->bias, 2, dv, dnnl_f32, sv);
+    const dnnl_data_type_t t = type_of(s->t), ct = type_of(s->ct);
+    dnnl_status_t st = dnnl_memory_desc_init_by_strides(&d->a, 2, da, t, sa);
+    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->b, 2, db, t, sb);
+    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->c, 2, dc, ct, sc);
+    if (st == dnnl_success) st = dnnl_memory_desc_init_by_strides(&d->bias, 2, dv, t, sv);
     return st;
 }
 
@@ -195,17 +203,18 @@ static void choose_packing(struct onednn *o, struct plan *p) {
     p->packed = false;
     if (!p->shape.workspace || p->cut.nc != 1 ||
         describe_tile(p, p->cut.r, p->cut.c, &d) != dnnl_success ||
-        dnnl_memory_desc_init_by_tag(&any, 2, db, dnnl_f32, dnnl_format_tag_any) != dnnl_success ||
+        dnnl_memory_desc_init_by_tag(&any, 2, db, type_of(p->shape.t), dnnl_format_tag_any) !=
+            dnnl_success ||
         matmul_desc(o, p, &d, &any, &pd) != dnnl_success)
         return;
     const char *name = NULL;
     dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
     const dnnl_memory_desc_t *w = dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
-    size_t room = zt_gemm_workspace(p->shape.op, p->shape.M, p->shape.N, p->shape.K);
-    if (w && name && strncmp(name, "brg:", 4) == 0 && packed_width(w) > 0 &&
+    size_t room = zt_gemm_workspace(p->shape.op, p->shape.M, p->shape.N, p->shape.K, p->shape.t);
+    if (w && name && strncmp(name, "brg:", 4) == 0 && packed_width(w, p->shape.t) > 0 &&
         dnnl_memory_desc_get_size(w) <= room) {
         p->packed_desc = *w;
-        p->pack_width = packed_width(w);
+        p->pack_width = packed_width(w, p->shape.t);
         p->packed = true;
     }
     dnnl_primitive_desc_destroy(pd);
@@ -296,18 +305,29 @@ static int plan_create(struct zt_gemm *g, const struct zt_gemm_shape *s, void **
 struct job {
     struct zt_gemm *g;
     struct plan *p;
-    const float *A, *B, *bias;
-    float *C, *packed;
+    const void *A, *B, *bias;
+    void *C, *packed;
     _Atomic int status;
 };
+
+/* The element `index` of a buffer of type t. The C API takes no const; matmul does not write its
+ * sources. */
+static void *at(const void *buffer, int64_t index, enum zt_dtype t) {
+    return (char *)(uintptr_t)buffer + index * (int64_t)zt_dtype_size(t);
+}
 
 static void pack_block(void *arg, int64_t block, int thread) {
     struct job *j = arg;
     const struct plan *p = j->p;
     const int64_t width = p->pack_width, first = block * width, left = p->shape.N - first;
+    const enum zt_dtype t = p->shape.t;
+    void *out = at(j->packed, first * p->packed_desc.padded_dims[0], t);
+    const void *w = at(j->B, first * p->b1, t);
     (void)thread;
-    j->g->vec->pack_16(j->packed + first * p->packed_desc.padded_dims[0], j->B + first * p->b1,
-                       p->b0, p->b1, p->shape.K, left < width ? left : width, width);
+    if (t == ZT_BF16)
+        j->g->vec->pack_bf16(out, w, p->b0, p->b1, p->shape.K, left < width ? left : width, width);
+    else
+        j->g->vec->pack_f32(out, w, p->b0, p->b1, p->shape.K, left < width ? left : width, width);
 }
 
 static void run_tile(void *arg, int64_t tile, int thread) {
@@ -320,19 +340,20 @@ static void run_tile(void *arg, int64_t tile, int thread) {
     const int last_column = column == p->cut.nc - 1 && p->shape.N % p->cut.c != 0;
     const struct variant *v = &p->variant[last_row][last_column];
     const struct thread_memory *m = &v->thread[thread];
-    const float *b = v->packed ? j->packed : j->B + j0 * p->b1;
+    const enum zt_dtype t = p->shape.t;
+    void *b = v->packed ? j->packed : at(j->B, j0 * p->b1, t);
     dnnl_exec_arg_t args[5] = {{DNNL_ARG_SRC, m->a},
                                {DNNL_ARG_WEIGHTS, m->b},
                                {DNNL_ARG_DST, m->c},
                                {DNNL_ARG_SCRATCHPAD, m->scratch}};
     int count = 4;
-    /* the C API takes no const; matmul does not write its sources */
-    dnnl_status_t st = dnnl_memory_set_data_handle(m->a, (void *)(uintptr_t)(j->A + i0 * p->a0));
-    if (st == dnnl_success) st = dnnl_memory_set_data_handle(m->b, (void *)(uintptr_t)b);
-    if (st == dnnl_success) st = dnnl_memory_set_data_handle(m->c, j->C + i0 * p->shape.N + j0);
+    dnnl_status_t st = dnnl_memory_set_data_handle(m->a, at(j->A, i0 * p->a0, t));
+    if (st == dnnl_success) st = dnnl_memory_set_data_handle(m->b, b);
+    if (st == dnnl_success)
+        st = dnnl_memory_set_data_handle(m->c, at(j->C, i0 * p->shape.N + j0, p->shape.ct));
     if (st == dnnl_success) st = dnnl_memory_set_data_handle(m->scratch, o->scratch[thread]);
     if (st == dnnl_success && j->bias) {
-        st = dnnl_memory_set_data_handle(m->bias, (void *)(uintptr_t)(j->bias + j0));
+        st = dnnl_memory_set_data_handle(m->bias, at(j->bias, j0, t));
         args[count++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, m->bias};
     }
     if (st == dnnl_success)
@@ -341,8 +362,8 @@ static void run_tile(void *arg, int64_t tile, int thread) {
     if (st != dnnl_success) atomic_store(&j->status, (int)st);
 }
 
-static int run(struct zt_gemm *g, void *plan, const float *A, const float *B, const float *bias,
-               float *C, void *workspace, struct zt_error *err) {
+static int run(struct zt_gemm *g, void *plan, const void *A, const void *B, const void *bias,
+               void *C, void *workspace, struct zt_error *err) {
     struct plan *p = plan;
     struct job j = {g, p, A, B, bias, C, workspace, dnnl_success};
     if (p->packed)
@@ -361,6 +382,26 @@ static void limit_isa(const char *isa) {
         dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
 }
 
+/* Names the kernel that layers of type t will get. */
+static int probe(struct zt_gemm *g, enum zt_dtype t, char *kernel, size_t size,
+                 struct zt_error *err) {
+    const struct zt_gemm_shape s = {ZT_GEMM_FWD, 256, 256, 256, t, t, false, true, true};
+    void *plan;
+    int rc = make_plan(g, &s, &plan, kernel, size, err);
+    if (rc == ZT_OK) plan_destroy(g, plan);
+    return rc;
+}
+
+/* oneDNN also takes bf16 where the processor does not multiply it, at a third of fp32's speed; and
+ * it may have been held to less than the processor has. Its kernel's name tells. */
+static bool has_bf16(struct zt_gemm *g, char *kernel, size_t size) {
+    struct zt_error ignored = {0};
+    __builtin_cpu_init();
+    return g->vec == &zt_vec_avx512 && __builtin_cpu_supports("avx512bf16") &&
+           probe(g, ZT_BF16, kernel, size, &ignored) == ZT_OK && strncmp(kernel, "brg:", 4) == 0 &&
+           strstr(kernel, "bf16");
+}
+
 static int create(struct zt_gemm *g, const char *isa, struct zt_error *err) {
     struct onednn *o = calloc(1, sizeof *o);
     if (!o) return zt_fail(err, ZT_ENOMEM, "oneDNN: no memory for its context");
@@ -375,16 +416,13 @@ static int create(struct zt_gemm *g, const char *isa, struct zt_error *err) {
     for (int t = 0; st == dnnl_success && t < o->threads; t++)
         st = dnnl_stream_create(&o->stream[t], o->engine, dnnl_stream_default_flags);
     if (st != dnnl_success) return failed(err, st, "creating the engine", NULL);
-    /* A probe names the kernel that layers will get. */
-    const struct zt_gemm_shape probe = {ZT_GEMM_FWD, 256, 256, 256, false, true, true};
-    char kernel[64] = "";
-    void *plan;
-    int rc = make_plan(g, &probe, &plan, kernel, sizeof kernel, err);
+    char kernel[64] = "", kernel16[64] = "";
+    int rc = probe(g, ZT_F32, kernel, sizeof kernel, err);
     if (rc != ZT_OK) return rc;
-    plan_destroy(g, plan);
+    g->native_bf16 = has_bf16(g, kernel16, sizeof kernel16);
     const dnnl_version_t *ver = dnnl_version();
-    snprintf(g->text, sizeof g->text, "oneDNN %d.%d.%d %s", ver->major, ver->minor, ver->patch,
-             kernel);
+    snprintf(g->text, sizeof g->text, "oneDNN %d.%d.%d %.40s, bf16 %.40s", ver->major, ver->minor,
+             ver->patch, kernel, g->native_bf16 ? kernel16 : "emulated in fp32");
     return ZT_OK;
 }
 

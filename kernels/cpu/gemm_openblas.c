@@ -70,11 +70,11 @@ static void run_tile(void *arg, int64_t tile, int thread) {
              j->B + j0 * (fwd ? s->K : 1), (int)(fwd ? s->K : s->N), s->accumulate ? 1.0f : 0.0f, c,
              (int)s->N);
     for (int64_t i = 0; j->bias && i < rows; i++)
-        j->g->vec->add(c + i * s->N, c + i * s->N, j->bias + j0, (size_t)columns);
+        j->g->vec->of[ZT_F32].add_f32(c + i * s->N, j->bias + j0, (size_t)columns);
 }
 
-static int run(struct zt_gemm *g, void *plan, const float *A, const float *B, const float *bias,
-               float *C, void *workspace, struct zt_error *err) {
+static int run(struct zt_gemm *g, void *plan, const void *A, const void *B, const void *bias,
+               void *C, void *workspace, struct zt_error *err) {
     const struct plan *p = plan;
     struct job j = {g, p, A, B, bias, C};
     (void)workspace;
@@ -135,7 +135,7 @@ static int create(struct zt_gemm *g, const char *isa, struct zt_error *err) {
     char *space = strchr(version, ' ');
     space = space ? strchr(space + 1, ' ') : NULL;
     if (space) *space = '\0';
-    snprintf(g->text, sizeof g->text, "%s %s", version, core());
+    snprintf(g->text, sizeof g->text, "%s %s, bf16 emulated in fp32", version, core());
     return ZT_OK;
 }
 

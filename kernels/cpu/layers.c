@@ -18,12 +18,12 @@ static int64_t block_count(int64_t N) {
     return (N + rows - 1) / rows;
 }
 
-/* out[columns] (+)= the sum of `blocks` rows of `stride` floats, in order. */
-static void add_blocks(const struct zt_vec *vec, float *out, const float *part, int64_t stride,
-                       int64_t blocks, int64_t columns, bool accumulate) {
+/* out[columns] of type gt (+)= the sum of `blocks` rows of `stride` floats, in order. */
+static void add_blocks(const struct zt_vec *vec, enum zt_dtype gt, void *out, const float *part,
+                       int64_t stride, int64_t blocks, int64_t columns, bool accumulate) {
     const size_t n = (size_t)columns;
     if (blocks == 0) {
-        if (!accumulate) memset(out, 0, n * sizeof *out);
+        if (!accumulate) memset(out, 0, n * zt_dtype_size(gt));
         return;
     }
     /* the blocks first, then the old value: the same order whether or not there is one */
@@ -32,20 +32,22 @@ static void add_blocks(const struct zt_vec *vec, float *out, const float *part, 
         const size_t width = n - at < 256 ? n - at : 256;
         memcpy(total, part + at, width * sizeof *total);
         for (int64_t b = 1; b < blocks; b++)
-            vec->add(total, total, part + b * stride + (int64_t)at, width);
+            vec->of[ZT_F32].add(total, total, part + b * stride + (int64_t)at, width);
+        void *to = zt_cpu_at(out, (int64_t)at, gt);
         if (accumulate)
-            vec->add(out + at, out + at, total, width);
+            vec->of[gt].add_f32(to, total, width);
         else
-            memcpy(out + at, total, width * sizeof *total);
+            vec->of[gt].narrow(to, total, width);
     }
 }
 
 /* ---- bias gradient ---- */
 
 struct column_sums {
-    const struct zt_vec *vec;
+    const struct zt_vec_of *of;
+    enum zt_dtype t;
     float *part;
-    const float *dy;
+    const void *dy;
     int64_t C;
     int64_t rows;
 };
@@ -53,7 +55,8 @@ struct column_sums {
 static void column_block(void *arg, int64_t first, int64_t count, int thread) {
     const struct column_sums *j = arg;
     (void)thread;
-    j->vec->column_sums(j->part + first / j->rows * j->C, j->dy + first * j->C, count, j->C);
+    j->of->column_sums(j->part + first / j->rows * j->C, zt_cpu_at(j->dy, first * j->C, j->t),
+                       count, j->C);
 }
 
 size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C) {
@@ -63,12 +66,11 @@ size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C) {
 int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
                          const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
                          struct zt_error *err) {
-    int rc = zt_cpu_need_f32("bias_backward", t, err);
-    if (rc == ZT_OK) rc = zt_cpu_need_f32("bias_backward (gradient)", gt, err);
+    int rc = zt_cpu_need_result("bias_backward", t, gt, err);
     if (rc != ZT_OK) return rc;
-    struct column_sums j = {x->vec, workspace, dy, C, zt_cpu_block_rows(N)};
+    struct column_sums j = {&x->vec->of[t], t, workspace, dy, C, zt_cpu_block_rows(N)};
     zt_cpu_range(x, N, j.rows, column_block, &j);
-    add_blocks(x->vec, db, workspace, C, block_count(N), C, accumulate);
+    add_blocks(x->vec, gt, db, workspace, C, block_count(N), C, accumulate);
     return ZT_OK;
 }
 
@@ -76,11 +78,13 @@ int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt
 
 struct embedding {
     const struct zt_vec *vec;
-    float *out;
+    enum zt_dtype t, gt;
+    void *out;
     const int32_t *tokens;
-    const float *wte, *wpe;
-    float *dwte, *dwpe;
-    const float *dout;
+    const void *wte, *wpe;
+    void *dwte, *dwpe;
+    const void *dout;
+    const uint64_t *order; /* rows sorted by token: token << 32 | row; only for a 16-bit gradient */
     int64_t rows, T, C;
 };
 
@@ -101,58 +105,110 @@ static void embed_rows(void *arg, int64_t first, int64_t count, int thread) {
     const size_t n = (size_t)j->C;
     (void)thread;
     for (int64_t r = first; r < first + count; r++) {
-        const float *token = j->wte + j->tokens[r] * j->C;
+        const void *token = zt_cpu_at(j->wte, j->tokens[r] * j->C, j->t);
+        void *out = zt_cpu_at(j->out, r * j->C, j->t);
         if (j->wpe)
-            j->vec->add(j->out + r * j->C, token, j->wpe + r % j->T * j->C, n);
+            j->vec->of[j->t].add(out, token, zt_cpu_at(j->wpe, r % j->T * j->C, j->t), n);
         else
-            memcpy(j->out + r * j->C, token, n * sizeof *token);
+            memcpy(out, token, n * zt_dtype_size(j->t));
     }
 }
 
 int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
                              int64_t T, int64_t C, int64_t V, struct zt_error *err) {
-    int rc = zt_cpu_need_f32("embedding_forward", t, err);
+    int rc = zt_cpu_need_float("embedding_forward", t, err);
     if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, V, err);
     if (rc != ZT_OK) return rc;
-    struct embedding j = {
-        .vec = x->vec, .out = out, .tokens = tokens, .wte = wte, .wpe = wpe, .T = T, .C = C};
+    struct embedding j = {.vec = x->vec,
+                          .t = t,
+                          .out = out,
+                          .tokens = tokens,
+                          .wte = wte,
+                          .wpe = wpe,
+                          .T = T,
+                          .C = C};
     zt_cpu_range(x, B * T, rows_per_unit(C), embed_rows, &j);
     return ZT_OK;
 }
 
-/* A slice of columns, all rows in token order: no two units touch one element. */
-static void embed_gradient_columns(void *arg, int64_t first, int64_t count, int thread) {
+#define SLICE 64 /* columns of a unit of the embedding's gradient: no two units share an element   \
+                  */
+
+/* dst[count] += row r's slice, in fp32. */
+static void add_slice(const struct embedding *j, float *dst, int64_t r, int64_t first,
+                      int64_t count) {
+    const void *g = zt_cpu_at(j->dout, r * j->C + first, j->t);
+    float wide[SLICE];
+    if (j->t != ZT_F32) {
+        j->vec->of[j->t].widen(wide, g, (size_t)count);
+        g = wide;
+    }
+    j->vec->of[ZT_F32].add(dst, dst, g, (size_t)count);
+}
+
+/* An fp32 gradient: all rows in token order. */
+static void embed_gradient_fp32(void *arg, int64_t first, int64_t count, int thread) {
     const struct embedding *j = arg;
     (void)thread;
     for (int64_t r = 0; r < j->rows; r++) {
-        const float *g = j->dout + r * j->C + first;
-        if (j->dwte) {
-            float *token = j->dwte + j->tokens[r] * j->C + first;
-            j->vec->add(token, token, g, (size_t)count);
-        }
-        if (j->dwpe) {
-            float *position = j->dwpe + r % j->T * j->C + first;
-            j->vec->add(position, position, g, (size_t)count);
-        }
+        if (j->dwte) add_slice(j, (float *)j->dwte + j->tokens[r] * j->C + first, r, first, count);
+        if (j->dwpe) add_slice(j, (float *)j->dwpe + r % j->T * j->C + first, r, first, count);
     }
 }
 
+/* A 16-bit gradient: the rows of one token are summed in fp32, in order, and added once; adding
+ * them one by one would lose all but the first few. */
+static void embed_gradient_16(void *arg, int64_t first, int64_t count, int thread) {
+    const struct embedding *j = arg;
+    const struct zt_vec_of *of = &j->vec->of[j->gt];
+    float sum[SLICE];
+    (void)thread;
+    for (int64_t i = 0; j->dwte && i < j->rows;) {
+        const uint64_t token = j->order[i] >> 32;
+        memset(sum, 0, sizeof sum);
+        for (; i < j->rows && j->order[i] >> 32 == token; i++)
+            add_slice(j, sum, (int64_t)(j->order[i] & 0xffffffffu), first, count);
+        of->add_f32(zt_cpu_at(j->dwte, (int64_t)token * j->C + first, j->gt), sum, (size_t)count);
+    }
+    for (int64_t p = 0; j->dwpe && p < j->T; p++) {
+        memset(sum, 0, sizeof sum);
+        for (int64_t r = p; r < j->rows; r += j->T) add_slice(j, sum, r, first, count);
+        of->add_f32(zt_cpu_at(j->dwpe, p * j->C + first, j->gt), sum, (size_t)count);
+    }
+}
+
+/* Stable sort by token, a byte at a time; the second half of `work` is room. Returns the half that
+ * holds the result. */
+static const uint64_t *order_tokens(uint64_t *work, const int32_t *tokens, int64_t n, int64_t V) {
+    uint64_t *from = work, *to = work + n;
+    for (int64_t r = 0; r < n; r++) from[r] = (uint64_t)tokens[r] << 32 | (uint64_t)r;
+    for (int shift = 32; shift < 64 && (V - 1) >> (shift - 32) > 0; shift += 8) {
+        int64_t start[257] = {0};
+        for (int64_t r = 0; r < n; r++) start[(from[r] >> shift & 255) + 1]++;
+        for (int b = 0; b < 256; b++) start[b + 1] += start[b];
+        for (int64_t r = 0; r < n; r++) to[start[from[r] >> shift & 255]++] = from[r];
+        uint64_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    return from;
+}
+
 size_t zt_cpu_embedding_backward_workspace(int64_t N, enum zt_dtype gt) {
-    (void)N, (void)gt;
-    return 0;
+    return gt == ZT_F32 ? 0 : 2 * (size_t)N * sizeof(uint64_t);
 }
 
 int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
                               int64_t T, int64_t C, int64_t V, void *workspace,
                               struct zt_error *err) {
-    (void)workspace;
-    int rc = zt_cpu_need_f32("embedding_backward", t, err);
-    if (rc == ZT_OK) rc = zt_cpu_need_f32("embedding_backward (gradient)", gt, err);
+    int rc = zt_cpu_need_result("embedding_backward", t, gt, err);
     if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, V, err);
     if (rc != ZT_OK) return rc;
     struct embedding j = {.vec = x->vec,
+                          .t = t,
+                          .gt = gt,
                           .tokens = tokens,
                           .dwte = dwte,
                           .dwpe = dwpe,
@@ -160,16 +216,19 @@ int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                           .rows = B * T,
                           .T = T,
                           .C = C};
-    zt_cpu_range(x, C, 64, embed_gradient_columns, &j);
+    if (gt != ZT_F32 && dwte) j.order = order_tokens(workspace, tokens, j.rows, V);
+    zt_cpu_range(x, C, SLICE, gt == ZT_F32 ? embed_gradient_fp32 : embed_gradient_16, &j);
     return ZT_OK;
 }
 
 /* ---- LayerNorm ---- */
 
 struct layernorm {
-    const struct zt_vec *vec;
-    float *out, *mean, *rstd, *sum, *part;
-    const float *in, *residual, *weight, *bias, *dout;
+    const struct zt_vec_of *of;
+    enum zt_dtype t;
+    void *out, *sum;
+    float *mean, *rstd, *part;
+    const void *in, *residual, *weight, *bias, *dout;
     int64_t C, rows;
     float eps;
     bool accumulate;
@@ -179,20 +238,22 @@ static void layernorm_rows(void *arg, int64_t first, int64_t count, int thread) 
     const struct layernorm *j = arg;
     const int64_t at = first * j->C;
     (void)thread;
-    j->vec->layernorm_forward(j->out + at, j->mean + first, j->rstd + first, j->in + at,
-                              j->residual ? j->residual + at : NULL, j->sum ? j->sum + at : NULL,
-                              j->weight, j->bias, count, j->C, j->eps);
+    j->of->layernorm_forward(
+        zt_cpu_at(j->out, at, j->t), j->mean + first, j->rstd + first, zt_cpu_at(j->in, at, j->t),
+        j->residual ? zt_cpu_at(j->residual, at, j->t) : NULL,
+        j->sum ? zt_cpu_at(j->sum, at, j->t) : NULL, j->weight, j->bias, count, j->C, j->eps);
 }
 
 int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *mean,
                              float *rstd, const void *in, const void *residual, void *sum,
                              const void *weight, const void *bias, int64_t N, int64_t C, double eps,
                              struct zt_error *err) {
-    int rc = zt_cpu_need_f32("layernorm_forward", t, err);
+    int rc = zt_cpu_need_float("layernorm_forward", t, err);
     if (rc != ZT_OK) return rc;
     if (residual && !sum)
         return zt_fail(err, ZT_EINVAL, "layernorm_forward: a residual needs a place for the sum");
-    struct layernorm j = {.vec = x->vec,
+    struct layernorm j = {.of = &x->vec->of[t],
+                          .t = t,
                           .out = out,
                           .mean = mean,
                           .rstd = rstd,
@@ -211,9 +272,9 @@ static void layernorm_block(void *arg, int64_t first, int64_t count, int thread)
     const struct layernorm *j = arg;
     const int64_t at = first * j->C;
     (void)thread;
-    j->vec->layernorm_backward(j->out + at, j->part + first / j->rows * 2 * j->C, j->dout + at,
-                               j->in + at, j->weight, j->mean + first, j->rstd + first, count, j->C,
-                               j->accumulate);
+    j->of->layernorm_backward(zt_cpu_at(j->out, at, j->t), j->part + first / j->rows * 2 * j->C,
+                              zt_cpu_at(j->dout, at, j->t), zt_cpu_at(j->in, at, j->t), j->weight,
+                              j->mean + first, j->rstd + first, count, j->C, j->accumulate);
 }
 
 size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C) {
@@ -225,10 +286,10 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                               const void *weight, const float *mean, const float *rstd, int64_t N,
                               int64_t C, bool accumulate_dx, void *workspace,
                               struct zt_error *err) {
-    int rc = zt_cpu_need_f32("layernorm_backward", t, err);
-    if (rc == ZT_OK) rc = zt_cpu_need_f32("layernorm_backward (gradient)", gt, err);
+    int rc = zt_cpu_need_result("layernorm_backward", t, gt, err);
     if (rc != ZT_OK) return rc;
-    struct layernorm j = {.vec = x->vec,
+    struct layernorm j = {.of = &x->vec->of[t],
+                          .t = t,
                           .out = dx,
                           .part = workspace,
                           .in = in,
@@ -242,16 +303,18 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
     j.rstd = (float *)(uintptr_t)rstd;
     zt_cpu_range(x, N, j.rows, layernorm_block, &j);
     const float *part = workspace;
-    if (dweight) add_blocks(x->vec, dweight, part, 2 * C, block_count(N), C, true);
-    if (dbias) add_blocks(x->vec, dbias, part + C, 2 * C, block_count(N), C, true);
+    if (dweight) add_blocks(x->vec, gt, dweight, part, 2 * C, block_count(N), C, true);
+    if (dbias) add_blocks(x->vec, gt, dbias, part + C, 2 * C, block_count(N), C, true);
     return ZT_OK;
 }
 
 /* ---- cross-entropy ---- */
 
 struct cross_entropy {
-    const struct zt_vec *vec;
-    float *logits, *losses;
+    const struct zt_vec_of *of;
+    enum zt_dtype t;
+    void *logits;
+    float *losses;
     const int32_t *targets;
     int64_t V;
     float scale;
@@ -262,14 +325,14 @@ static void cross_entropy_rows(void *arg, int64_t first, int64_t count, int thre
     const struct cross_entropy *j = arg;
     (void)thread;
     for (int64_t r = first; r < first + count; r++)
-        j->vec->cross_entropy_row(j->logits + r * j->V, j->losses + r, j->V, j->targets[r],
-                                  j->scale, j->backward);
+        j->of->cross_entropy_row(zt_cpu_at(j->logits, r * j->V, j->t), j->losses + r, j->V,
+                                 j->targets[r], j->scale, j->backward);
 }
 
 int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
                          const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
                          struct zt_error *err) {
-    int rc = zt_cpu_need_f32("cross_entropy", t, err);
+    int rc = zt_cpu_need_float("cross_entropy", t, err);
     if (rc != ZT_OK) return rc;
     for (int64_t i = 0; i < N; i++)
         if (targets[i] < -1 || targets[i] >= V)
@@ -278,7 +341,7 @@ int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, fl
                 "cross-entropy: target %d of row %lld is outside 0..%lld (and is not -1, "
                 "which masks a row); the data was made for another vocabulary",
                 targets[i], (long long)i, (long long)(V - 1));
-    struct cross_entropy j = {x->vec, logits, losses, targets, V, scale, backward};
+    struct cross_entropy j = {&x->vec->of[t], t, logits, losses, targets, V, scale, backward};
     zt_cpu_range(x, N, rows_per_unit(V), cross_entropy_rows, &j);
     return ZT_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/vec_attention.h: attention's units of work, included by vec_body.h.
+/* kernels/cpu/vec_attention.h: attention's tiles, included by vec_body.h. They hold fp32 whatever
+ * the tensors do; vec_attention_typed.h loads and stores them.
  *
  * Tiles of 64 queries x 64 keys are held transposed: a row is a key, the 64 columns are queries, in
  * vectors of 16. So the softmax over keys runs down the rows with no horizontal step, each lane is
@@ -39,14 +40,14 @@
 #define AHEAD_ROWS 6
 struct ahead {
     struct {
-        const float *row;
-        int64_t stride, left;
+        const char *row;
+        int64_t stride, left; /* bytes, rows */
     } range[8];
     int count;
-    int64_t D;
+    int64_t width; /* bytes of a row */
 };
 
-static void ahead_add(struct ahead *q, const float *row, int64_t stride, int64_t rows) {
+static void ahead_add(struct ahead *q, const void *row, int64_t stride, int64_t rows) {
     if (!row || q->count == 8) return;
     q->range[q->count].row = row;
     q->range[q->count].stride = stride;
@@ -56,8 +57,8 @@ static void ahead_add(struct ahead *q, const float *row, int64_t stride, int64_t
 INLINE void ahead_step(struct ahead *q) {
     for (int i = 0; i < AHEAD_ROWS && q->count > 0; i++) {
         const int last = q->count - 1;
-        const float *row = q->range[last].row;
-        for (int64_t d = 0; d < q->D; d += 16) _mm_prefetch((const char *)(row + d), _MM_HINT_T1);
+        const char *row = q->range[last].row;
+        for (int64_t d = 0; d < q->width; d += 64) _mm_prefetch(row + d, _MM_HINT_T1);
         q->range[last].row = row + q->range[last].stride;
         if (--q->range[last].left <= 0) q->count = last;
     }
@@ -165,7 +166,7 @@ struct tiles {
     float *score, *dscore;   /* [64 keys][64 queries] */
     float *qt, *dot;         /* [D][64]: scaled queries, output gradients, transposed */
     float *acct;             /* [D][64]: output or dQ, transposed */
-    float *plain;            /* [64][D]: the keys or values of a tile, gathered */
+    float *plain, *values;   /* [64][D]: the keys or values of a tile, gathered */
     float *q, *dout;         /* [64][padded]: scaled queries, output gradients */
     float *top, *sum, *keep; /* [64]: running maximum, sum, factor on what was summed before */
     float *dk, *dv;          /* [T to 64][padded]: sums of the head */
@@ -173,7 +174,7 @@ struct tiles {
 };
 
 static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
-    struct tiles t = {.D = D, .padded = (D + 15) / 16 * 16, .ahead.D = D};
+    struct tiles t = {.D = D, .padded = (D + 15) / 16 * 16};
     const int64_t rows = (T + BLOCK - 1) / BLOCK * BLOCK;
     float *at = scratch;
 #define TAKE(field, count)                                                                         \
@@ -185,6 +186,7 @@ static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
     TAKE(dot, D * BLOCK);
     TAKE(acct, D * BLOCK);
     TAKE(plain, D * BLOCK);
+    TAKE(values, D * BLOCK);
     TAKE(q, t.padded * BLOCK);
     TAKE(dout, t.padded * BLOCK);
     TAKE(top, BLOCK);
@@ -200,17 +202,6 @@ static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
 static void transpose_queries(float *out, const float *in, int64_t stride, int64_t n, int64_t D) {
     if (n < BLOCK) memset(out, 0, (size_t)(D * BLOCK) * sizeof *out);
     transpose(out, BLOCK, in, stride, n, D);
-}
-
-/* out[row][0..D) = in[row][0..D), then zeros up to `padded`. */
-static void gather_rows(float *out, int64_t ostride, const float *in, int64_t stride, int64_t n,
-                        int64_t D, int64_t padded) {
-    for (int64_t r = 0; r < n; r++) {
-        float *o = out + r * ostride;
-        for (int64_t d = 0; d < D; d += 16)
-            row_store(o, d, D, row_load(in + r * stride, d, D, 0.0f));
-        for (int64_t d = D; d < padded; d++) o[d] = 0.0f;
-    }
 }
 
 /* One tile: which keys and queries, how many, and whether the diagonal crosses it. */
@@ -269,11 +260,6 @@ INLINE int64_t visible_keys(const struct tile *s, int64_t v) {
     return s->diagonal && 16 * (v + 1) < s->keys ? 16 * (v + 1) : s->keys;
 }
 
-INLINE v16 lane_numbers(void) {
-    static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return v_load(numbers);
-}
-
 /* score -> 2^(score - new maximum), 0 where masked; updates top, sum and keep. */
 static void softmax_tile(const struct tile *s, struct tiles *t) {
     const v16 lanes = lane_numbers(), ninf = v_set1(-__builtin_inff());
@@ -300,87 +286,6 @@ static void softmax_tile(const struct tile *s, struct tiles *t) {
     }
 }
 
-/* in[rows][64] becomes rows of out: out[query][d] = in[d][query] for n queries. */
-static void store_transposed(float *out, int64_t stride, const float *in, int64_t n, int64_t D) {
-    transpose(out, stride, in, BLOCK, D, n);
-}
-
-/* Queues the keys and values of the tile after this one or, at the last tile of a block, what the
- * next block or unit starts with. */
-static void look_ahead(const struct zt_vec_attention *a, const struct tile *s, struct tiles *t,
-                       bool last) {
-    t->ahead.count = 0;
-    if (!last) {
-        const int64_t left = a->T - s->key - BLOCK, rows = left < BLOCK ? left : BLOCK;
-        ahead_add(&t->ahead, a->v + (s->key + BLOCK) * a->stride, a->stride, rows);
-        ahead_add(&t->ahead, a->k + (s->key + BLOCK) * a->stride, a->stride, rows);
-    }
-}
-
-/* The queries of a block, scaled, in both orders. */
-static void load_queries(const struct zt_vec_attention *a, const struct tile *s, struct tiles *t) {
-    gather_rows(t->q, t->padded, a->q + s->query * a->stride, a->stride, s->queries, a->D,
-                t->padded);
-    vec_scale(t->q, a->scale * LOG2_E, (size_t)(s->queries * t->padded));
-    transpose_queries(t->qt, t->q, t->padded, s->queries, a->D);
-}
-
-static void vec_attention_forward(const struct zt_vec_attention *a, int64_t query_block) {
-    struct tiles t = tiles_in(a->scratch, a->T, a->D);
-    struct tile s = tile_at(query_block, 0, a->T);
-    load_queries(a, &s, &t);
-    for (int i = 0; i < BLOCK; i++) {
-        t.top[i] = -__builtin_inff();
-        t.sum[i] = 0.0f;
-    }
-    for (int64_t key_block = 0; key_block <= query_block; key_block++) {
-        s = tile_at(query_block, key_block, a->T);
-        const float *k = a->k + s.key * a->stride, *v = a->v + s.key * a->stride;
-        look_ahead(a, &s, &t, s.diagonal);
-        if (s.diagonal) {
-            ahead_add(&t.ahead, a->next_v, a->stride, BLOCK < a->T ? BLOCK : a->T);
-            ahead_add(&t.ahead, a->next_k, a->stride, BLOCK < a->T ? BLOCK : a->T);
-            ahead_add(&t.ahead, a->o + s.query * a->ostride, a->ostride, s.queries);
-        }
-        tile_product(&s,
-                     (struct product){.ahead = &t.ahead,
-                                      .c = t.score,
-                                      .ldc = BLOCK,
-                                      .a = k,
-                                      .a_row = a->stride,
-                                      .a_step = 1,
-                                      .b = t.qt,
-                                      .ldb = BLOCK,
-                                      .n = a->D},
-                     ROWS_ARE_KEYS, s.keys, s.vectors);
-        softmax_tile(&s, &t);
-        gather_rows(t.plain, a->D, v, a->stride, s.keys, a->D, a->D);
-        tile_product(&s,
-                     (struct product){.ahead = &t.ahead,
-                                      .c = t.acct,
-                                      .ldc = BLOCK,
-                                      .a = t.plain,
-                                      .a_row = 1,
-                                      .a_step = a->D,
-                                      .b = t.score,
-                                      .ldb = BLOCK,
-                                      .n = s.keys,
-                                      .accumulate = key_block > 0,
-                                      .first = key_block > 0 ? t.keep : NULL},
-                     SUM_OVER_KEYS, a->D, s.vectors);
-    }
-    float logs[BLOCK], inverse[BLOCK];
-    vec_log(logs, t.sum, BLOCK);
-    for (int i = 0; i < BLOCK; i++) inverse[i] = 1.0f / t.sum[i];
-    for (int64_t d = 0; d < a->D; d++)
-        for (int64_t v = 0; v < s.vectors; v++) {
-            float *x = t.acct + d * BLOCK + 16 * v;
-            v_store(x, v_mul(v_load(x), v_load(inverse + 16 * v)));
-        }
-    store_transposed(a->o + s.query * a->ostride, a->ostride, t.acct, s.queries, a->D);
-    for (int64_t i = 0; i < s.queries; i++) a->lse[s.query + i] = t.top[i] * LN_2 + logs[i];
-}
-
 /* score and dscore (= dP) become P and dS = P (dP - delta), 0 where masked. */
 static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
     const v16 lanes = lane_numbers();
@@ -401,128 +306,3 @@ static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
         }
     }
 }
-
-/* top = the saved log-sum-exp in powers of two, sum = delta = sum_d(dout out), of the block's
- * queries. */
-static void load_statistics(const struct zt_vec_attention *a, const struct tile *s,
-                            struct tiles *t) {
-    for (int64_t i = 0; i < BLOCK; i++) {
-        t->top[i] = i < s->queries ? a->lse[s->query + i] * LOG2_E : 0.0f;
-        v16 total = v_zero();
-        for (int64_t d = 0; i < s->queries && d < a->D; d += 16)
-            total =
-                v_add(total, v_mul(row_load(t->dout + i * t->padded, d, a->D, 0.0f),
-                                   row_load(a->out + (s->query + i) * a->ostride, d, a->D, 0.0f)));
-        t->sum[i] = v_sum(total);
-    }
-}
-
-static void backward_tile(const struct zt_vec_attention *a, const struct tile *s, struct tiles *t) {
-    const int64_t D = a->D, padded = t->padded, lanes = padded / 16;
-    const float *v = a->v + s->key * a->stride;
-    gather_rows(t->plain, D, a->k + s->key * a->stride, a->stride, s->keys, D, D);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->score,
-                                  .ldc = BLOCK,
-                                  .a = t->plain,
-                                  .a_row = D,
-                                  .a_step = 1,
-                                  .b = t->qt,
-                                  .ldb = BLOCK,
-                                  .n = D},
-                 ROWS_ARE_KEYS, s->keys, s->vectors);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->dscore,
-                                  .ldc = BLOCK,
-                                  .a = v,
-                                  .a_row = a->stride,
-                                  .a_step = 1,
-                                  .b = t->dot,
-                                  .ldb = BLOCK,
-                                  .n = D},
-                 ROWS_ARE_KEYS, s->keys, s->vectors);
-    softmax_gradient_tile(s, t);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->dv + s->key * padded,
-                                  .ldc = padded,
-                                  .a = t->score,
-                                  .a_row = BLOCK,
-                                  .a_step = 1,
-                                  .b = t->dout,
-                                  .ldb = padded,
-                                  .n = s->queries,
-                                  .accumulate = true},
-                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->dk + s->key * padded,
-                                  .ldc = padded,
-                                  .a = t->dscore,
-                                  .a_row = BLOCK,
-                                  .a_step = 1,
-                                  .b = t->q,
-                                  .ldb = padded,
-                                  .n = s->queries,
-                                  .accumulate = true},
-                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->acct,
-                                  .ldc = BLOCK,
-                                  .a = t->plain,
-                                  .a_row = 1,
-                                  .a_step = D,
-                                  .b = t->dscore,
-                                  .ldb = BLOCK,
-                                  .n = s->keys,
-                                  .accumulate = s->key > 0},
-                 SUM_OVER_KEYS, D, s->vectors);
-}
-
-/* At the last tile of a block of queries: its dQ rows, and the rows of the block after it. */
-static void look_ahead_of_block(const struct zt_vec_attention *a, const struct tile *s,
-                                struct tiles *t) {
-    const int64_t next = s->query + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
-    if (left > 0) {
-        ahead_add(&t->ahead, a->out + next * a->ostride, a->ostride, rows);
-        ahead_add(&t->ahead, a->dout + next * a->ostride, a->ostride, rows);
-        ahead_add(&t->ahead, a->q + next * a->stride, a->stride, rows);
-    } else {
-        ahead_add(&t->ahead, a->next_v, a->stride, BLOCK < a->T ? BLOCK : a->T);
-        ahead_add(&t->ahead, a->next_k, a->stride, BLOCK < a->T ? BLOCK : a->T);
-        ahead_add(&t->ahead, a->dv, a->stride, BLOCK < a->T ? BLOCK : a->T);
-        ahead_add(&t->ahead, a->dk, a->stride, BLOCK < a->T ? BLOCK : a->T);
-    }
-    ahead_add(&t->ahead, a->dq + s->query * a->stride, a->stride, s->queries);
-}
-
-static void vec_attention_backward(const struct zt_vec_attention *a) {
-    struct tiles t = tiles_in(a->scratch, a->T, a->D);
-    const int64_t blocks = (a->T + BLOCK - 1) / BLOCK;
-    memset(t.dk, 0, (size_t)(a->T * t.padded) * sizeof *t.dk);
-    memset(t.dv, 0, (size_t)(a->T * t.padded) * sizeof *t.dv);
-    for (int64_t query_block = 0; query_block < blocks; query_block++) {
-        struct tile s = tile_at(query_block, 0, a->T);
-        load_queries(a, &s, &t);
-        gather_rows(t.dout, t.padded, a->dout + s.query * a->ostride, a->ostride, s.queries, a->D,
-                    t.padded);
-        transpose_queries(t.dot, t.dout, t.padded, s.queries, a->D);
-        load_statistics(a, &s, &t);
-        for (int64_t key_block = 0; key_block <= query_block; key_block++) {
-            s = tile_at(query_block, key_block, a->T);
-            look_ahead(a, &s, &t, s.diagonal);
-            if (s.diagonal) look_ahead_of_block(a, &s, &t);
-            backward_tile(a, &s, &t);
-        }
-        vec_scale(t.acct, a->scale, (size_t)(a->D * BLOCK));
-        store_transposed(a->dq + s.query * a->stride, a->stride, t.acct, s.queries, a->D);
-    }
-    vec_scale(t.dk, LN_2, (size_t)(a->T * t.padded)); /* the queries carried log2(e) */
-    gather_rows(a->dk, a->stride, t.dk, t.padded, a->T, a->D, a->D);
-    gather_rows(a->dv, a->stride, t.dv, t.padded, a->T, a->D, a->D);
-}
-
-#undef BLOCK

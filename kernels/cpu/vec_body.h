@@ -5,38 +5,17 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/vec_lanes.h"
 
-/* Applies `expr` of x (and y) to n elements: whole vectors, then the tail with the same expression.
- */
-#define ELEMENTWISE1(out, in, n, fn)                                                               \
-    do {                                                                                           \
-        size_t i_ = 0;                                                                             \
-        for (; i_ + 16 <= (n); i_ += 16) v_store((out) + i_, fn(v_load((in) + i_)));               \
-        if (i_ < (n)) v_store_tail((out) + i_, (n)-i_, fn(v_load_tail((in) + i_, (n)-i_, 0.0f)));  \
-    } while (0)
-#define ELEMENTWISE2(out, a, b, n, fn)                                                             \
-    do {                                                                                           \
-        size_t i_ = 0;                                                                             \
-        for (; i_ + 16 <= (n); i_ += 16)                                                           \
-            v_store((out) + i_, fn(v_load((a) + i_), v_load((b) + i_)));                           \
-        if (i_ < (n))                                                                              \
-            v_store_tail(                                                                          \
-                (out) + i_, (n)-i_,                                                                \
-                fn(v_load_tail((a) + i_, (n)-i_, 0.0f), v_load_tail((b) + i_, (n)-i_, 0.0f)));     \
-    } while (0)
-
-static void vec_add(float *out, const float *a, const float *b, size_t n) {
-    ELEMENTWISE2(out, a, b, n, v_add);
+static void vec_exp(float *out, const float *in, size_t n) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) v_store(out + i, v_exp(v_load(in + i)));
+    if (i < n) v_store_tail(out + i, n - i, v_exp(v_load_tail(in + i, n - i, 0.0f)));
 }
 
-static void vec_scale(float *v, float factor, size_t n) {
-    const v16 f = v_set1(factor);
-#define TIMES_F(x) v_mul(x, f)
-    ELEMENTWISE1(v, v, n, TIMES_F);
-#undef TIMES_F
+static void vec_log(float *out, const float *in, size_t n) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) v_store(out + i, v_log(v_load(in + i)));
+    if (i < n) v_store_tail(out + i, n - i, v_log(v_load_tail(in + i, n - i, 0.0f)));
 }
-
-static void vec_exp(float *out, const float *in, size_t n) { ELEMENTWISE1(out, in, n, v_exp); }
-static void vec_log(float *out, const float *in, size_t n) { ELEMENTWISE1(out, in, n, v_log); }
 
 /* GELU, tanh form: 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). The
  * right side needs no tanh and keeps its relative accuracy for negative x. e^(-2u) = 2^t with
@@ -60,141 +39,6 @@ INLINE v16 gelu_slope(v16 x, v16 dy) {
     v16 du = v_add(v_mul(xx, v_set1(3.0f * GELU_CUBE * GELU_2K)), v_set1(GELU_2K));
     v16 g = v_add(s, v_mul(v_mul(v_mul(x, s), v_mul(e, s)), du));
     return v_mul(g, dy);
-}
-
-static void vec_gelu_forward(float *out, const float *in, size_t n) {
-    ELEMENTWISE1(out, in, n, gelu_one);
-}
-
-static void vec_gelu_backward(float *dx, const float *in, const float *dout, size_t n) {
-    ELEMENTWISE2(dx, in, dout, n, gelu_slope);
-}
-
-/* Loads 16 elements at i of a row of C, the tail's missing lanes holding `fill`. */
-INLINE v16 row_load(const float *row, int64_t i, int64_t C, float fill) {
-    return i + 16 <= C ? v_load(row + i) : v_load_tail(row + i, (size_t)(C - i), fill);
-}
-
-INLINE void row_store(float *row, int64_t i, int64_t C, v16 x) {
-    if (i + 16 <= C)
-        v_store(row + i, x);
-    else
-        v_store_tail(row + i, (size_t)(C - i), x);
-}
-
-static void vec_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
-                                  const float *residual, float *sum, const float *weight,
-                                  const float *bias, int64_t rows, int64_t C, float eps) {
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = in + r * C;
-        v16 total = v_zero(), squares = v_zero();
-        if (residual) {
-            float *s = sum + r * C;
-            for (int64_t i = 0; i < C; i += 16) {
-                v16 t = v_add(row_load(x, i, C, 0.0f), row_load(residual + r * C, i, C, 0.0f));
-                row_store(s, i, C, t);
-                total = v_add(total, t);
-            }
-            x = s;
-        } else {
-            for (int64_t i = 0; i < C; i += 16) total = v_add(total, row_load(x, i, C, 0.0f));
-        }
-        const float mu = v_sum(total) / (float)C;
-        const v16 mus = v_set1(mu);
-        for (int64_t i = 0; i < C; i += 16) {
-            v16 d = v_sub(row_load(x, i, C, mu), mus);
-            squares = v_add(squares, v_mul(d, d));
-        }
-        const float rs = 1.0f / sqrtf(v_sum(squares) / (float)C + eps);
-        const v16 rss = v_set1(rs);
-        for (int64_t i = 0; i < C; i += 16) {
-            v16 n = v_mul(v_sub(row_load(x, i, C, mu), mus), rss);
-            v16 w = row_load(weight, i, C, 0.0f), b = row_load(bias, i, C, 0.0f);
-            row_store(out + r * C, i, C, v_add(v_mul(n, w), b));
-        }
-        mean[r] = mu;
-        rstd[r] = rs;
-    }
-}
-
-/* dx = (dn - mean(dn) - n mean(dn n)) rstd, with n the normalised input and dn = dout weight. */
-static void vec_layernorm_backward(float *dx, float *part, const float *dout, const float *in,
-                                   const float *weight, const float *mean, const float *rstd,
-                                   int64_t rows, int64_t C, bool accumulate_dx) {
-    float *dw = part, *db = part + C;
-    for (int64_t r = 0; r < rows; r++) {
-        const float *dy = dout + r * C, *x = in + r * C;
-        const v16 mu = v_set1(mean[r]), rs = v_set1(rstd[r]);
-        v16 sum_dn = v_zero(), sum_dnn = v_zero();
-        for (int64_t i = 0; i < C; i += 16) {
-            v16 d = row_load(dy, i, C, 0.0f);
-            v16 n = v_mul(v_sub(row_load(x, i, C, mean[r]), mu), rs);
-            v16 dn = v_mul(d, row_load(weight, i, C, 0.0f));
-            v16 dny = v_mul(d, n);
-            sum_dn = v_add(sum_dn, dn);
-            sum_dnn = v_add(sum_dnn, v_mul(dn, n));
-            row_store(dw, i, C, r ? v_add(row_load(dw, i, C, 0.0f), dny) : dny);
-            row_store(db, i, C, r ? v_add(row_load(db, i, C, 0.0f), d) : d);
-        }
-        const v16 a = v_set1(v_sum(sum_dn) / (float)C), b = v_set1(v_sum(sum_dnn) / (float)C);
-        float *g = dx + r * C;
-        for (int64_t i = 0; i < C; i += 16) {
-            v16 dn = v_mul(row_load(dy, i, C, 0.0f), row_load(weight, i, C, 0.0f));
-            v16 n = v_mul(v_sub(row_load(x, i, C, mean[r]), mu), rs);
-            v16 v = v_mul(v_sub(v_sub(dn, a), v_mul(n, b)), rs);
-            row_store(g, i, C, accumulate_dx ? v_add(row_load(g, i, C, 0.0f), v) : v);
-        }
-    }
-}
-
-static void vec_column_sums(float *part, const float *in, int64_t rows, int64_t C) {
-    int64_t c = 0;
-    for (; c + 64 <= C; c += 64) {
-        v16 s0 = v_zero(), s1 = v_zero(), s2 = v_zero(), s3 = v_zero();
-        for (int64_t r = 0; r < rows; r++) {
-            const float *x = in + r * C + c;
-            s0 = v_add(s0, v_load(x));
-            s1 = v_add(s1, v_load(x + 16));
-            s2 = v_add(s2, v_load(x + 32));
-            s3 = v_add(s3, v_load(x + 48));
-        }
-        v_store(part + c, s0);
-        v_store(part + c + 16, s1);
-        v_store(part + c + 32, s2);
-        v_store(part + c + 48, s3);
-    }
-    for (; c < C; c += 16) {
-        v16 s = v_zero();
-        for (int64_t r = 0; r < rows; r++) s = v_add(s, row_load(in + r * C, c, C, 0.0f));
-        row_store(part, c, C, s);
-    }
-}
-
-static void vec_cross_entropy_row(float *logits, float *loss, int64_t V, int64_t target,
-                                  float scale, bool backward) {
-    if (target < 0) {
-        *loss = 0.0f;
-        if (backward) memset(logits, 0, (size_t)V * sizeof *logits);
-        return;
-    }
-    const float ninf = -__builtin_inff();
-    v16 best = v_set1(ninf), total = v_zero();
-    for (int64_t i = 0; i < V; i += 16) best = v_max(row_load(logits, i, V, ninf), best);
-    const float top = v_highest(best), picked = logits[target];
-    const v16 tops = v_set1(top);
-    for (int64_t i = 0; i < V; i += 16) { /* a NaN logit makes the sum, so the loss, NaN */
-        v16 e = v_exp_negative(v_sub(row_load(logits, i, V, ninf), tops));
-        if (backward) row_store(logits, i, V, e);
-        total = v_add(total, e);
-    }
-    const float sum = v_sum(total);
-    float log_sum;
-    vec_log(&log_sum, &sum, 1);
-    *loss = log_sum + (top - picked);
-    if (backward) {
-        vec_scale(logits, scale / sum, (size_t)V);
-        logits[target] -= scale;
-    }
 }
 
 INLINE void adamw_16(v16 *p, v16 *m, v16 *v, v16 g, const struct zt_vec_adamw *a) {
@@ -227,23 +71,6 @@ static void vec_adamw(float *p, float *m, float *v, const float *g, size_t n,
     }
 }
 
-static void vec_f32_to_bf16(uint16_t *out, const float *in, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &in[i], 4);
-        uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-        uint32_t quiet = (u >> 16) | 0x40u; /* rounding could turn a NaN into infinity */
-        out[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-    }
-}
-
-static void vec_bf16_to_f32(float *out, const uint16_t *in, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = (uint32_t)in[i] << 16;
-        memcpy(&out[i], &u, 4);
-    }
-}
-
 /* out[j][i] = in[i][j] of a 4 x 4 block. */
 INLINE void transpose_4x4(float *out, int64_t ostride, const float *in, int64_t istride) {
     __m128 r0 = _mm_loadu_ps(in), r1 = _mm_loadu_ps(in + istride);
@@ -270,8 +97,19 @@ INLINE void transpose(float *out, int64_t ostride, const float *in, int64_t istr
         for (int64_t r = 0; r < rows; r++) out[c * ostride + r] = in[r * istride + c];
 }
 
-static void vec_pack_16(float *out, const float *w, int64_t k_stride, int64_t n_stride, int64_t K,
-                        int64_t columns, int64_t width) {
+/* The same of 32-bit words that are pairs of halves: out[j][i] = in[i][j], a row of `out` has
+ * `ostride` words, a row of `in` has `istride` halves. */
+INLINE void transpose_pairs(uint16_t *out, int64_t ostride, const uint16_t *in, int64_t istride) {
+    __m128 r[4];
+    for (int i = 0; i < 4; i++)
+        r[i] = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(in + i * istride)));
+    _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]);
+    for (int i = 0; i < 4; i++)
+        _mm_storeu_si128((__m128i *)(out + 2 * i * ostride), _mm_castps_si128(r[i]));
+}
+
+static void vec_pack_f32(float *out, const float *w, int64_t k_stride, int64_t n_stride, int64_t K,
+                         int64_t columns, int64_t width) {
     const int64_t padded = (K + 15) / 16 * 16, zero_from = columns < width ? 0 : K;
     memset(out + zero_from * width, 0, (size_t)((padded - zero_from) * width) * sizeof *out);
     if (k_stride == 1) {
@@ -283,25 +121,134 @@ static void vec_pack_16(float *out, const float *w, int64_t k_stride, int64_t n_
         memcpy(out + k * width, w + k * k_stride, (size_t)columns * sizeof *out);
 }
 
+/* Two rows of w, 8 columns: their elements alternate. */
+INLINE void interleave_8(uint16_t *out, const uint16_t *even, const uint16_t *odd) {
+    const __m128i a = _mm_loadu_si128((const __m128i *)even);
+    const __m128i b = _mm_loadu_si128((const __m128i *)odd);
+    _mm_storeu_si128((__m128i *)out, _mm_unpacklo_epi16(a, b));
+    _mm_storeu_si128((__m128i *)(out + 8), _mm_unpackhi_epi16(a, b));
+}
+
+/* out[column][2] of one pair of rows; `odd` NULL: there is no second row. */
+static void pack_row_pair(uint16_t *out, const uint16_t *even, const uint16_t *odd, int64_t stride,
+                          int64_t columns) {
+    int64_t c = 0;
+    for (; odd && stride == 1 && c + 8 <= columns; c += 8)
+        interleave_8(out + 2 * c, even + c, odd + c);
+    for (; c < columns; c++) {
+        out[2 * c] = even[c * stride];
+        out[2 * c + 1] = odd ? odd[c * stride] : 0;
+    }
+}
+
+/* A pair of elements along K is one 32-bit word, so K-major weights are a transpose of words. */
+static void vec_pack_bf16(uint16_t *out, const uint16_t *w, int64_t k_stride, int64_t n_stride,
+                          int64_t K, int64_t columns, int64_t width) {
+    const int64_t pairs = (K + 31) / 32 * 16, whole = K / 2;
+    const int64_t zero_from = columns < width ? 0 : whole;
+    memset(out + zero_from * width * 2, 0, (size_t)((pairs - zero_from) * width * 2) * sizeof *out);
+    int64_t p = 0;
+    for (; k_stride == 1 && p + 4 <= whole; p += 4) {
+        int64_t c = 0;
+        for (; c + 4 <= columns; c += 4)
+            transpose_pairs(out + (p * width + c) * 2, width, w + c * n_stride + 2 * p, n_stride);
+        for (; c < columns; c++)
+            for (int64_t i = p; i < p + 4; i++)
+                memcpy(out + (i * width + c) * 2, w + c * n_stride + 2 * i, 4);
+    }
+    for (; 2 * p < K; p++)
+        pack_row_pair(out + p * width * 2, w + 2 * p * k_stride,
+                      2 * p + 1 < K ? w + (2 * p + 1) * k_stride : NULL, n_stride, columns);
+}
+
+/* ---- Philox4x32-10 (core/rng.h) in 16 lanes, and what is drawn with it ---- */
+
+static void vec_random(uint32_t (*out)[ZT_VEC_RANDOM], uint64_t seed, uint32_t step,
+                       uint32_t stream, uint64_t first, size_t n) {
+    for (size_t i = 0; i < n; i += 16) {
+        uint32_t low[16], high[16];
+        for (uint32_t l = 0; l < 16; l++) {
+            const uint64_t index = first + i + l;
+            low[l] = (uint32_t)index;
+            high[l] = (uint32_t)(index >> 32);
+        }
+        i16v c0 = i_load(low), c1 = i_load(high), c2 = i_set1((int32_t)step);
+        i16v c3 = i_set1((int32_t)stream);
+        const i16v m0 = i_set1((int32_t)0xD2511F53u), m1 = i_set1((int32_t)0xCD9E8D57u);
+        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+        for (int round = 0; round < 10; round++) {
+            const i16v h0 = i_mul_high(c0, m0), l0 = i_mul_low(c0, m0);
+            const i16v h1 = i_mul_high(c2, m1), l1 = i_mul_low(c2, m1);
+            c0 = i_xor(i_xor(h1, c1), i_set1((int32_t)k0));
+            c2 = i_xor(i_xor(h0, c3), i_set1((int32_t)k1));
+            c1 = l1;
+            c3 = l0;
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        i_store(out[0] + i, c0);
+        i_store(out[1] + i, c1);
+        i_store(out[2] + i, c2);
+        i_store(out[3] + i, c3);
+    }
+}
+
+static void vec_round_noisy(uint16_t *out, const float *in, const uint32_t *noise, size_t n) {
+    const i16v low = i_set1(0xffff);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        i_store_u16(out + i, bf16_narrow_noisy(v_load(in + i), i_and(i_load(noise + i), low)));
+    if (i == n) return;
+    uint32_t words[16] = {0};
+    uint16_t halves[16];
+    memcpy(words, noise + i, (n - i) * sizeof *words);
+    i_store_u16(halves,
+                bf16_narrow_noisy(v_load_tail(in + i, n - i, 0.0f), i_and(i_load(words), low)));
+    memcpy(out + i, halves, (n - i) * sizeof *halves);
+}
+
 #include "kernels/cpu/vec_attention.h"
+
+/* fp32 first: the other types use its row_load, row_store and scale. */
+#define ELEM float
+#define TY(name) name##_f32
+#define LOAD(p) v_load(p)
+#define STORE(p, x) v_store(p, x)
+#define IS_F32 1
+#include "kernels/cpu/vec_typed.h"
+
+#define ELEM uint16_t
+#define TY(name) name##_bf16
+#define LOAD(p) bf16_widen(i_load_u16(p))
+#define STORE(p, x) i_store_u16(p, bf16_narrow(x))
+#define IS_F32 0
+#include "kernels/cpu/vec_typed.h"
+
+#define ELEM uint16_t
+#define TY(name) name##_f16
+#define LOAD(p) f16_widen(i_load_u16(p))
+#define STORE(p, x) i_store_u16(p, f16_narrow(x))
+#define IS_F32 0
+#include "kernels/cpu/vec_typed.h"
+
+#undef BLOCK
+
+/* clang-format off */
+#define VEC_OF(t)                                                                                  \
+    {widen_##t, narrow_##t, add_##t, add_f32_##t, scale_##t, gelu_forward_##t, gelu_backward_##t,  \
+     layernorm_forward_##t, layernorm_backward_##t, column_sums_##t, cross_entropy_row_##t,        \
+     attention_forward_##t, attention_backward_##t}
+/* clang-format on */
 
 const struct zt_vec ZT_VEC_TABLE = {
     .name = ZT_VEC_NAME,
     .fma = ZT_VEC_FMA,
-    .add = vec_add,
-    .scale = vec_scale,
+    .of = {[ZT_F32] = VEC_OF(f32), [ZT_BF16] = VEC_OF(bf16), [ZT_F16] = VEC_OF(f16)},
     .exp = vec_exp,
     .log = vec_log,
-    .gelu_forward = vec_gelu_forward,
-    .gelu_backward = vec_gelu_backward,
-    .layernorm_forward = vec_layernorm_forward,
-    .layernorm_backward = vec_layernorm_backward,
-    .column_sums = vec_column_sums,
-    .cross_entropy_row = vec_cross_entropy_row,
     .adamw = vec_adamw,
-    .f32_to_bf16 = vec_f32_to_bf16,
-    .bf16_to_f32 = vec_bf16_to_f32,
-    .pack_16 = vec_pack_16,
-    .attention_forward = vec_attention_forward,
-    .attention_backward = vec_attention_backward,
+    .random = vec_random,
+    .round_noisy = vec_round_noisy,
+    .pack_f32 = vec_pack_f32,
+    .pack_bf16 = vec_pack_bf16,
 };

@@ -33,6 +33,16 @@ INLINE vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE vm vf_lt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vm vi_gt(vi a, vi b) { return _mm512_cmpgt_epi32_mask(a, b); }
+INLINE vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+INLINE vi vi_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE void vi_store(uint32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+/* the two halves of the 64-bit products of 32-bit lanes */
+INLINE vi vi_mul_low(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+INLINE vi vi_mul_high(vi a, vi b) {
+    return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(_mm512_mul_epu32(a, b), 32),
+                                   _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b));
+}
 #elif defined(ZT_VEC_AVX2)
 #define PARTS 2
 typedef __m256 vf;
@@ -54,6 +64,15 @@ INLINE vf vi_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vm vf_lt(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vm vi_gt(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)); }
+INLINE vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+INLINE vi vi_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void vi_store(uint32_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
+INLINE vi vi_mul_low(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+INLINE vi vi_mul_high(vi a, vi b) {
+    return _mm256_blend_epi32(_mm256_srli_epi64(_mm256_mul_epu32(a, b), 32),
+                              _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), 0xaa);
+}
 #else
 #define PARTS 4
 typedef __m128 vf;
@@ -77,6 +96,20 @@ INLINE vf vf_select(vm m, vf yes, vf no) {
     return _mm_or_ps(_mm_and_ps(m, yes), _mm_andnot_ps(m, no));
 }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
+INLINE vm vi_gt(vi a, vi b) { return _mm_castsi128_ps(_mm_cmpgt_epi32(a, b)); }
+INLINE vi vi_xor(vi a, vi b) { return _mm_xor_si128(a, b); }
+INLINE vi vi_load(const uint32_t *p) { return _mm_loadu_si128((const __m128i *)p); }
+INLINE void vi_store(uint32_t *p, vi a) { _mm_storeu_si128((__m128i *)p, a); }
+INLINE vi vi_mul_low(vi a, vi b) {
+    const vi low = _mm_set_epi32(0, -1, 0, -1);
+    return _mm_or_si128(_mm_and_si128(_mm_mul_epu32(a, b), low),
+                        _mm_slli_epi64(_mm_mul_epu32(_mm_srli_epi64(a, 32), b), 32));
+}
+INLINE vi vi_mul_high(vi a, vi b) {
+    const vi high = _mm_set_epi32(-1, 0, -1, 0);
+    return _mm_or_si128(_mm_srli_epi64(_mm_mul_epu32(a, b), 32),
+                        _mm_and_si128(_mm_mul_epu32(_mm_srli_epi64(a, 32), b), high));
+}
 #endif
 
 #define LANES (16 / PARTS)
@@ -134,12 +167,125 @@ INLINE i16v i_add(i16v a, i16v b) { return MAP2(i16v, vi_add, a, b); }
 INLINE i16v i_sub(i16v a, i16v b) { return MAP2(i16v, vi_sub, a, b); }
 INLINE i16v i_and(i16v a, i16v b) { return MAP2(i16v, vi_and, a, b); }
 INLINE i16v i_or(i16v a, i16v b) { return MAP2(i16v, vi_or, a, b); }
+INLINE i16v i_xor(i16v a, i16v b) { return MAP2(i16v, vi_xor, a, b); }
+INLINE i16v i_mul_low(i16v a, i16v b) { return MAP2(i16v, vi_mul_low, a, b); }
+/* b must hold one value in all lanes */
+INLINE i16v i_mul_high(i16v a, i16v b) { return MAP2(i16v, vi_mul_high, a, b); }
+INLINE m16 i_gt(i16v a, i16v b) { return MAP2(m16, vi_gt, a, b); } /* signed */
+INLINE i16v i_load(const uint32_t *p) {
+    return EACH(i16v, vi_load(p), vi_load(p + LANES), vi_load(p + 2 * LANES),
+                vi_load(p + 3 * LANES));
+}
+INLINE void i_store(uint32_t *p, i16v a) {
+    for (int i = 0; i < PARTS; i++) vi_store(p + i * LANES, a.p[i]);
+}
+INLINE i16v i_select(m16 m, i16v yes, i16v no) {
+    return v_bits(v_select(m, i_bits(yes), i_bits(no)));
+}
+#define SHL13(a) vi_shl(a, 13)
+#define SHL16(a) vi_shl(a, 16)
 #define SHL23(a) vi_shl(a, 23)
+#define SHR13(a) vi_shr(a, 13)
+#define SHR16(a) vi_shr(a, 16)
 #define SHR23(a) vi_shr(a, 23)
 #define HALF(a) vi_sra(a, 1)
 INLINE i16v i_half(i16v a) { return MAP1(i16v, HALF, a); }
+INLINE i16v i_shl13(i16v a) { return MAP1(i16v, SHL13, a); }
+INLINE i16v i_shl16(i16v a) { return MAP1(i16v, SHL16, a); }
 INLINE i16v i_shl23(i16v a) { return MAP1(i16v, SHL23, a); }
+INLINE i16v i_shr13(i16v a) { return MAP1(i16v, SHR13, a); }
+INLINE i16v i_shr16(i16v a) { return MAP1(i16v, SHR16, a); }
 INLINE i16v i_shr23(i16v a) { return MAP1(i16v, SHR23, a); }
+
+INLINE v16 lane_numbers(void) {
+    static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return v_load(numbers);
+}
+
+/* ---- 16-bit storage: lanes are always fp32 ---- */
+
+/* 16 unsigned halves, widened with zeros; and the low halves of 16 lanes. */
+#if PARTS == 1
+INLINE i16v i_load_u16(const uint16_t *p) {
+    return (i16v){{_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p))}};
+}
+INLINE void i_store_u16(uint16_t *p, i16v a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a.p[0]));
+}
+#elif PARTS == 2
+INLINE i16v i_load_u16(const uint16_t *p) {
+    return (i16v){{_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)),
+                   _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8)))}};
+}
+INLINE void i_store_u16(uint16_t *p, i16v a) {
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    const __m256i both =
+        _mm256_packus_epi32(_mm256_and_si256(a.p[0], low), _mm256_and_si256(a.p[1], low));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+#else
+INLINE i16v i_load_u16(const uint16_t *p) {
+    const __m128i zero = _mm_setzero_si128();
+    const __m128i a = _mm_loadu_si128((const __m128i *)p);
+    const __m128i b = _mm_loadu_si128((const __m128i *)(p + 8));
+    return (i16v){{_mm_unpacklo_epi16(a, zero), _mm_unpackhi_epi16(a, zero),
+                   _mm_unpacklo_epi16(b, zero), _mm_unpackhi_epi16(b, zero)}};
+}
+/* sign-extended first, so that the signed pack keeps every half */
+#define LOW_HALF(a) _mm_srai_epi32(_mm_slli_epi32(a, 16), 16)
+INLINE void i_store_u16(uint16_t *p, i16v a) {
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(LOW_HALF(a.p[0]), LOW_HALF(a.p[1])));
+    _mm_storeu_si128((__m128i *)(p + 8), _mm_packs_epi32(LOW_HALF(a.p[2]), LOW_HALF(a.p[3])));
+}
+#endif
+
+INLINE v16 bf16_widen(i16v half) { return i_bits(i_shl16(half)); }
+
+/* Nearest, ties to even; a NaN stays one (the rounding could carry it to infinity). */
+INLINE i16v bf16_narrow(v16 a) {
+    const i16v u = v_bits(a), high = i_shr16(u);
+    const i16v odd = i_and(high, i_set1(1));
+    const i16v near = i_shr16(i_add(u, i_add(odd, i_set1(0x7fff))));
+    const m16 nan = i_gt(i_and(u, i_set1(0x7fffffff)), i_set1(0x7f800000));
+    return i_select(nan, i_or(high, i_set1(0x40)), near);
+}
+
+/* `noise` in [0, 65536) is added below the cut; NaN and infinity stay. */
+INLINE i16v bf16_narrow_noisy(v16 a, i16v noise) {
+    const i16v u = v_bits(a), mag = i_and(u, i_set1(0x7fffffff));
+    const i16v high = i_shr16(u);
+    const m16 nan = i_gt(mag, i_set1(0x7f800000)), special = i_gt(mag, i_set1(0x7f7fffff));
+    const i16v kept = i_select(nan, i_or(high, i_set1(0x40)), high);
+    return i_select(special, kept, i_shr16(i_add(u, noise)));
+}
+
+INLINE v16 f16_widen(i16v half) {
+    const i16v sign = i_shl16(i_and(half, i_set1(0x8000))), mag = i_and(half, i_set1(0x7fff));
+    const i16v wide = i_shl13(mag), mantissa = i_and(mag, i_set1(0x3ff));
+    const i16v normal = i_add(wide, i_set1(112 << 23));
+    const i16v tiny = v_bits(v_mul(i_float(mantissa), v_set1(0x1p-24f)));
+    const i16v quiet = i_select(i_gt(mantissa, i_set1(0)), i_set1(0x400000), i_set1(0));
+    const i16v special = i_or(i_or(wide, i_set1(0x7f800000)), quiet);
+    i16v u = i_select(i_gt(i_set1(0x400), mag), tiny, normal);
+    u = i_select(i_gt(mag, i_set1(0x7bff)), special, u);
+    return i_bits(i_or(u, sign));
+}
+
+/* Nearest, ties to even; 65520 and above give infinity. */
+INLINE i16v f16_narrow(v16 a) {
+    const i16v u = v_bits(a), sign = i_and(i_shr16(u), i_set1(0x8000));
+    const i16v mag = i_and(u, i_set1(0x7fffffff));
+    const i16v odd = i_and(i_shr13(mag), i_set1(1));
+    const i16v shifted = i_sub(mag, i_set1(0x38000000));
+    const i16v normal = i_shr13(i_add(shifted, i_add(odd, i_set1(0xfff))));
+    /* subnormal: adding 0.5 lets the FPU round at 2^-24 */
+    const i16v tiny = i_sub(v_bits(v_add(i_bits(mag), v_set1(0.5f))), i_set1(0x3f000000));
+    const i16v nan = i_or(i_set1(0x7e00), i_and(i_shr13(mag), i_set1(0x3ff)));
+    i16v h = i_select(i_gt(i_set1(0x38800000), mag), tiny, normal);
+    h = i_select(i_gt(mag, i_set1(0x477fffff)), i_set1(0x7c00), h);
+    h = i_select(i_gt(mag, i_set1(0x7f800000)), nan, h);
+    return i_or(h, sign);
+}
 
 /* Tails: n in 1..15 floats; lanes beyond n hold `fill`. Nothing beyond p[n-1] is touched. */
 INLINE v16 v_load_tail(const float *p, size_t n, float fill) {

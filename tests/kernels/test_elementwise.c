@@ -298,9 +298,13 @@ Test(elementwise, other_dtypes_are_refused_by_name) {
     struct zt_ops_ctx *x = context(1, NULL, NULL);
     struct zt_error err = {0};
     float a[4] = {0};
-    cr_assert_eq(o->add(x, ZT_BF16, a, a, a, 4, &err), ZT_EUNSUPPORTED);
-    cr_assert(strstr(err.msg, "add") && strstr(err.msg, "fp32"), "%s", err.msg);
-    cr_assert_eq(o->gelu_forward(x, ZT_F16, a, a, 4, &err), ZT_EUNSUPPORTED);
+    cr_assert_eq(o->add(x, ZT_I32, a, a, a, 4, &err), ZT_EUNSUPPORTED);
+    cr_assert(strstr(err.msg, "add") && strstr(err.msg, "int32"), "%s", err.msg);
+    cr_assert_eq(o->gelu_forward(x, ZT_U8, a, a, 4, &err), ZT_EUNSUPPORTED);
+    cr_assert_eq(o->accumulate(x, a, ZT_F32, a, ZT_I64, 1, &err), ZT_EUNSUPPORTED);
+    cr_assert_eq(o->bias_backward(x, ZT_F32, ZT_BF16, a, a, 1, 1, false, a, &err), ZT_EUNSUPPORTED);
+    cr_assert(strstr(err.msg, "bias_backward") && strstr(err.msg, "bf16"), "%s", err.msg);
+    cr_assert_eq(o->bias_backward(x, ZT_BF16, ZT_F16, a, a, 1, 1, false, a, &err), ZT_EUNSUPPORTED);
     cr_assert_eq(o->cast(x, a, ZT_I32, a, ZT_F32, 1, &err), ZT_EUNSUPPORTED);
     zt_ops_cpu_destroy(x);
 }

@@ -230,9 +230,12 @@ Test(gemm, refusals_name_the_cause) {
     struct zt_ops_ctx *x = context(1, NULL, NULL), *none = NULL;
     struct zt_error e = {0};
     float a[4] = {0};
-    cr_expect_eq(o->gemm(x, ZT_GEMM_FWD, 2, 2, 1, ZT_BF16, a, a, NULL, a, ZT_F32, false, NULL, &e),
+    cr_expect_eq(o->gemm(x, ZT_GEMM_FWD, 2, 2, 1, ZT_I32, a, a, NULL, a, ZT_F32, false, NULL, &e),
                  ZT_EUNSUPPORTED);
-    cr_expect(strstr(e.msg, "gemm") && strstr(e.msg, "fp32"));
+    cr_expect(strstr(e.msg, "gemm") && strstr(e.msg, "int32"));
+    cr_expect_eq(o->gemm(x, ZT_GEMM_FWD, 2, 2, 1, ZT_BF16, a, a, NULL, a, ZT_F16, false, NULL, &e),
+                 ZT_EUNSUPPORTED);
+    cr_expect(strstr(e.msg, "gemm") && strstr(e.msg, "fp16"));
     cr_expect_eq(o->gemm(x, ZT_GEMM_DX, 2, 2, 1, ZT_F32, a, a, a, a, ZT_F32, false, NULL, &e),
                  ZT_EINVAL);
     cr_expect_eq(o->gemm(x, ZT_GEMM_DX, -1, 2, 1, ZT_F32, a, a, NULL, a, ZT_F32, false, NULL, &e),

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels/cpu/vec_typed.h: the routines on tensors of one storage type, included by vec_body.h once
+ * per type after these are defined:
+ *   ELEM                       what an element is stored as
+ *   TY(name)                    the name with the type's suffix
+ *   LOAD(p), STORE(p, x)       16 elements to and from fp32 lanes
+ *   IS_F32                     1 where a store and a load give back the value
+ * See vec.h for what each routine does. */
+
+INLINE v16 TY(load_tail)(const ELEM *p, size_t n, float fill) {
+#if IS_F32
+    return v_load_tail(p, n, fill);
+#else
+    ELEM t[16] = {0};
+    memcpy(t, p, n * sizeof *p);
+    return v_select(v_lt(lane_numbers(), v_set1((float)n)), LOAD(t), v_set1(fill));
+#endif
+}
+
+INLINE void TY(store_tail)(ELEM *p, size_t n, v16 x) {
+#if IS_F32
+    v_store_tail(p, n, x);
+#else
+    ELEM t[16];
+    STORE(t, x);
+    memcpy(p, t, n * sizeof *p);
+#endif
+}
+
+/* 16 elements at i of a row of C, the tail's missing lanes holding `fill`. */
+INLINE v16 TY(row_load)(const ELEM *row, int64_t i, int64_t C, float fill) {
+    return i + 16 <= C ? LOAD(row + i) : TY(load_tail)(row + i, (size_t)(C - i), fill);
+}
+
+INLINE void TY(row_store)(ELEM *row, int64_t i, int64_t C, v16 x) {
+    if (i + 16 <= C)
+        STORE(row + i, x);
+    else
+        TY(store_tail)(row + i, (size_t)(C - i), x);
+}
+
+/* ---- elementwise: whole vectors, then the tail with the same expression ---- */
+
+static void TY(widen)(float *out, const void *in, size_t n) {
+    for (int64_t i = 0; i < (int64_t)n; i += 16)
+        row_store_f32(out, i, (int64_t)n, TY(row_load)(in, i, (int64_t)n, 0.0f));
+}
+
+static void TY(narrow)(void *out, const float *in, size_t n) {
+    for (int64_t i = 0; i < (int64_t)n; i += 16)
+        TY(row_store)(out, i, (int64_t)n, row_load_f32(in, i, (int64_t)n, 0.0f));
+}
+
+static void TY(add)(void *out, const void *a, const void *b, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16)
+        TY(row_store)(out, i, C, v_add(TY(row_load)(a, i, C, 0.0f), TY(row_load)(b, i, C, 0.0f)));
+}
+
+static void TY(add_f32)(void *v, const float *more, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16)
+        TY(row_store)(v, i, C, v_add(TY(row_load)(v, i, C, 0.0f), row_load_f32(more, i, C, 0.0f)));
+}
+
+static void TY(scale)(void *v, float factor, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16)
+        TY(row_store)(v, i, C, v_mul(TY(row_load)(v, i, C, 0.0f), v_set1(factor)));
+}
+
+static void TY(gelu_forward)(void *out, const void *in, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16)
+        TY(row_store)(out, i, C, gelu_one(TY(row_load)(in, i, C, 0.0f)));
+}
+
+static void TY(gelu_backward)(void *dx, const void *in, const void *dout, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16) TY(row_store)
+    (dx, i, C, gelu_slope(TY(row_load)(in, i, C, 0.0f), TY(row_load)(dout, i, C, 0.0f)));
+}
+
+/* ---- rows ---- */
+
+/* The sum with the residual is normalised as it was stored: that is what backward reads. */
+static void TY(layernorm_forward)(void *out, float *mean, float *rstd, const void *in,
+                                  const void *residual, void *sum, const void *weight,
+                                  const void *bias, int64_t rows, int64_t C, float eps) {
+    for (int64_t r = 0; r < rows; r++) {
+        const ELEM *x = (const ELEM *)in + r * C;
+        v16 total = v_zero(), squares = v_zero();
+        if (residual) {
+            const ELEM *more = (const ELEM *)residual + r * C;
+            ELEM *s = (ELEM *)sum + r * C;
+            for (int64_t i = 0; i < C; i += 16) {
+                TY(row_store)
+                (s, i, C, v_add(TY(row_load)(x, i, C, 0.0f), TY(row_load)(more, i, C, 0.0f)));
+                total = v_add(total, TY(row_load)(s, i, C, 0.0f));
+            }
+            x = s;
+        } else {
+            for (int64_t i = 0; i < C; i += 16) total = v_add(total, TY(row_load)(x, i, C, 0.0f));
+        }
+        const float mu = v_sum(total) / (float)C;
+        const v16 mus = v_set1(mu);
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 d = v_sub(TY(row_load)(x, i, C, mu), mus);
+            squares = v_add(squares, v_mul(d, d));
+        }
+        const float rs = 1.0f / sqrtf(v_sum(squares) / (float)C + eps);
+        const v16 rss = v_set1(rs);
+        ELEM *o = (ELEM *)out + r * C;
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 n = v_mul(v_sub(TY(row_load)(x, i, C, mu), mus), rss);
+            v16 w = TY(row_load)(weight, i, C, 0.0f), b = TY(row_load)(bias, i, C, 0.0f);
+            TY(row_store)(o, i, C, v_add(v_mul(n, w), b));
+        }
+        mean[r] = mu;
+        rstd[r] = rs;
+    }
+}
+
+/* dx = (dn - mean(dn) - n mean(dn n)) rstd, with n the normalised input and dn = dout weight. */
+static void TY(layernorm_backward)(void *dx, float *part, const void *dout, const void *in,
+                                   const void *weight, const float *mean, const float *rstd,
+                                   int64_t rows, int64_t C, bool accumulate_dx) {
+    float *dw = part, *db = part + C;
+    for (int64_t r = 0; r < rows; r++) {
+        const ELEM *dy = (const ELEM *)dout + r * C, *x = (const ELEM *)in + r * C;
+        const v16 mu = v_set1(mean[r]), rs = v_set1(rstd[r]);
+        v16 sum_dn = v_zero(), sum_dnn = v_zero();
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 d = TY(row_load)(dy, i, C, 0.0f);
+            v16 n = v_mul(v_sub(TY(row_load)(x, i, C, mean[r]), mu), rs);
+            v16 dn = v_mul(d, TY(row_load)(weight, i, C, 0.0f));
+            v16 dny = v_mul(d, n);
+            sum_dn = v_add(sum_dn, dn);
+            sum_dnn = v_add(sum_dnn, v_mul(dn, n));
+            row_store_f32(dw, i, C, r ? v_add(row_load_f32(dw, i, C, 0.0f), dny) : dny);
+            row_store_f32(db, i, C, r ? v_add(row_load_f32(db, i, C, 0.0f), d) : d);
+        }
+        const v16 a = v_set1(v_sum(sum_dn) / (float)C), b = v_set1(v_sum(sum_dnn) / (float)C);
+        ELEM *g = (ELEM *)dx + r * C;
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 dn = v_mul(TY(row_load)(dy, i, C, 0.0f), TY(row_load)(weight, i, C, 0.0f));
+            v16 n = v_mul(v_sub(TY(row_load)(x, i, C, mean[r]), mu), rs);
+            v16 v = v_mul(v_sub(v_sub(dn, a), v_mul(n, b)), rs);
+            TY(row_store)(g, i, C, accumulate_dx ? v_add(TY(row_load)(g, i, C, 0.0f), v) : v);
+        }
+    }
+}
+
+static void TY(column_sums)(float *part, const void *in, int64_t rows, int64_t C) {
+    int64_t c = 0;
+    for (; c + 64 <= C; c += 64) {
+        v16 s0 = v_zero(), s1 = v_zero(), s2 = v_zero(), s3 = v_zero();
+        for (int64_t r = 0; r < rows; r++) {
+            const ELEM *x = (const ELEM *)in + r * C + c;
+            s0 = v_add(s0, LOAD(x));
+            s1 = v_add(s1, LOAD(x + 16));
+            s2 = v_add(s2, LOAD(x + 32));
+            s3 = v_add(s3, LOAD(x + 48));
+        }
+        v_store(part + c, s0);
+        v_store(part + c + 16, s1);
+        v_store(part + c + 32, s2);
+        v_store(part + c + 48, s3);
+    }
+    for (; c < C; c += 16) {
+        v16 s = v_zero();
+        for (int64_t r = 0; r < rows; r++)
+            s = v_add(s, TY(row_load)((const ELEM *)in + r * C, c, C, 0.0f));
+        row_store_f32(part, c, C, s);
+    }
+}
+
+/* In fp32 the exponentials are kept in place of the logits until their sum is known; a narrower
+ * type would round them there, so they are computed twice. */
+static void TY(cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,
+                                  bool backward) {
+    ELEM *row = logits;
+    if (target < 0) {
+        *loss = 0.0f;
+        if (backward) memset(row, 0, (size_t)V * sizeof *row);
+        return;
+    }
+    const float ninf = -__builtin_inff();
+    float top, picked, log_sum;
+    v16 best = v_zero(), total = v_zero();
+    best = v_set1(ninf);
+    for (int64_t i = 0; i < V; i += 16) best = v_max(TY(row_load)(row, i, V, ninf), best);
+    top = v_highest(best);
+    TY(widen)(&picked, row + target, 1);
+    const v16 tops = v_set1(top);
+    for (int64_t i = 0; i < V; i += 16) { /* a NaN logit makes the sum, so the loss, NaN */
+        v16 e = v_exp_negative(v_sub(TY(row_load)(row, i, V, ninf), tops));
+        if (IS_F32 && backward) TY(row_store)(row, i, V, e);
+        total = v_add(total, e);
+    }
+    const float sum = v_sum(total);
+    vec_log(&log_sum, &sum, 1);
+    *loss = log_sum + (top - picked);
+    if (!backward) return;
+    const v16 factor = v_set1(scale / sum);
+    for (int64_t i = 0; i < V; i += 16) {
+        v16 e = TY(row_load)(row, i, V, ninf);
+        if (!IS_F32) e = v_exp_negative(v_sub(e, tops));
+        e = v_mul(e, factor);
+        if (target >= i && target < i + 16) {
+            float lanes[16];
+            v_store(lanes, e);
+            lanes[target - i] -= scale;
+            e = v_load(lanes);
+        }
+        TY(row_store)(row, i, V, e);
+    }
+}
+
+#include "kernels/cpu/vec_attention_typed.h"
+
+#undef ELEM
+#undef TY
+#undef LOAD
+#undef STORE
+#undef IS_F32
