@@ -57,7 +57,8 @@ static const struct { const char *name, *subject; bool needed; const char *help,
 enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
-    OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE
+    OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
+    OPT_UNIT
 };
 
 static const struct zt_option rows[] = {
@@ -72,9 +73,11 @@ static const struct zt_option rows[] = {
     {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
     {"--threads", 0, "N", ON(RUN), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
-    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY), OPT_RANK,
-     "Rows per rank: all of them, or a list such as 0,3."},
-    {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP, "Steps A to B; either may be left out."},
+    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN), OPT_RANK,
+     "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest."},
+    {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
+     "Steps A to B; either may be left out. explain: one step; default is the newest that is held."},
+    {"--unit", 0, "NAME", ON(EXPLAIN), OPT_UNIT, "Of a run: only the collectives of this unit, e.g. block3."},
     {"--every", 0, "N", ON(METRICS), OPT_EVERY, "Only every Nth step."},
     {"--attempt", 0, "G", ON(LOGS), OPT_ATTEMPT, "Of generation G; default: the newest."},
     {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
@@ -266,6 +269,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);
     case OPT_RANK: return ranks(v, o, err);
     case OPT_STEP: return steps(v, o, err);
+    case OPT_UNIT: o->unit = v; return 0;
     case OPT_EVERY: return whole(r->name, v, 1, INT64_MAX / 2, &o->every, err);
     case OPT_ATTEMPT: return count(r->name, v, 1 << 30, &o->attempt, err);
     case OPT_TAIL: return count(r->name, v, 1 << 30, &o->tail, err);

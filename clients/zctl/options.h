@@ -38,6 +38,7 @@ struct zt_options {
     /* explain */
     const char *file, *recipe;    /* NULL: not given */
     int shard, replicate;         /* 0 = not given */
+    const char *unit;             /* NULL: not given */
     /* run */
     double memory_gib;            /* 0 = not given */
     int threads;
