@@ -92,7 +92,9 @@ static void add_unit(struct builder *b, int unit, bool trainable, bool persisten
         }
         add_tensor(b, unit, tensor);
     }
-    if (big) b->open = -1; /* a piece of a cut unit takes no other unit */
+    /* A piece of a cut unit takes no other unit, and a tied root, which is needed twice in forward,
+     * none that would then be gathered for it. */
+    if (big || (unit == 0 && b->table->config.tied_head)) b->open = -1;
 }
 
 /* Compressed lists: the groups in which each unit has tensors. */

@@ -5,8 +5,9 @@
  * dtype and one trainability, in table order, each start a multiple of 16 elements, the total
  * padded to a multiple of 16 S. A shard is the contiguous 1/S slice, so a gather or a reduce is one
  * collective on one buffer with no copy in or out. `bucket_bytes` is applied here and nowhere else:
- * small neighbouring units are merged into one group, big units are cut between tensors (a tensor
- * is never cut; one that is larger than the bucket is a group of its own).
+ * small neighbouring units are merged into one group (a tied root, which is needed twice in forward,
+ * stays alone), big units are cut between tensors (a tensor is never cut; one that is larger than
+ * the bucket is a group of its own).
  *
  * Ownership: zt_unit_layout_free. Immutable after the build; any thread may read it. */
 #ifndef ZT_ENGINE_LAYOUT_H

@@ -49,9 +49,8 @@ static int check_mode(const struct zt_runtime_env *env, const struct zt_policy *
     if (!row->supported)
         return zt_fail(err, ZT_EUNSUPPORTED, "parallelism.mode: %s is not in this version; use ddp",
                        zt_mode_name(row->mode));
-    if (!recipe || !recipe->supported)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "precision.recipe: %s is not in this version; use fp32",
+    if (!recipe)
+        return zt_fail(err, ZT_EUNSUPPORTED, "precision.recipe: there is no %s",
                        s->precision.recipe);
     if (row->mode == ZT_ZERO2 && s->parallelism.no_sync)
         return zt_fail(err, ZT_EINVAL,

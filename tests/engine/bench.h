@@ -101,7 +101,9 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     for (int i = 0; i < b->spec.training.trainable.n; i++)
         patterns[i] = b->spec.training.trainable.item[i];
     RT_TRY(zt_model_set_trainable(&b->table, patterns, b->spec.training.trainable.n, e));
-    struct zt_model_env env = {zt_ops_cpu(), b->ctx, b->alloc, b->device, &b->ledger, ZT_F32, ZT_F32};
+    const struct zt_recipe *recipe = zt_recipe_find(b->spec.precision.recipe);
+    struct zt_model_env env = {zt_ops_cpu(), b->ctx,          b->alloc,      b->device,
+                               &b->ledger,   recipe->compute, recipe->grad};
     RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
     if (world > 1) {
         if (rank == 0) RT_TRY(zt_comm_mint(&id, e));

@@ -127,6 +127,19 @@ Test(layout, buckets_merge_small_units_and_leave_big_tensors_alone) {
     zt_unit_layout_free(&l);
 }
 
+Test(layout, a_tied_root_is_not_merged) {
+    struct zt_tensor_def tensors[4];
+    struct zt_unit_def units[4];
+    struct zt_model_table t = toy(tensors, units);
+    t.config.tied_head = true;
+    struct zt_unit_layout l = build(&t, 1, 1e9);
+    check_sound(&t, &l, 1);
+    cr_assert_eq(l.n_groups, 2);
+    cr_assert_str_eq(l.groups[0].name, "u0");
+    cr_assert_str_eq(l.groups[1].name, "u1+2");
+    zt_unit_layout_free(&l);
+}
+
 Test(layout, buckets_cut_big_units_between_tensors) {
     struct zt_model_table t = table_of("gpt2-nano");
     const double limits[] = {1024, 65536, 300000, 1e6, 4e6};
