@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,6 +130,15 @@ static int base_folder(char *out, size_t n, struct zt_error *err) {
     return m > 0 && (size_t)m < n ? 0 : zt_fail(err, ZT_EINVAL, "the state folder's path is too long");
 }
 
+/* A worker's name is unique on its host, whatever coordinator it belongs to: the short ones are for
+ * the one place where a user's runs are by default, whatever HOME says. */
+static bool home_folder(const char *base) {
+    const struct passwd *user = getpwuid(getuid());
+    char path[900];
+    int m = user ? snprintf(path, sizeof path, "%s/.local/state/ztrain/local", user->pw_dir) : -1;
+    return m > 0 && (size_t)m < sizeof path && !strcmp(base, path);
+}
+
 static int take_folder(struct local *l, struct zt_error *err) {
     char base[900];
     int rc;
@@ -150,8 +160,10 @@ static int take_folder(struct local *l, struct zt_error *err) {
             snprintf(l->dir, sizeof l->dir, "%s", base);
         else
             snprintf(l->dir, sizeof l->dir, "%s-%d", base, i);
-        /* A worker's name is unique on its host, whatever coordinator it belongs to. */
-        snprintf(l->prefix, sizeof l->prefix, i == 1 ? "local" : "local%d", i);
+        if (!home_folder(base))
+            snprintf(l->prefix, sizeof l->prefix, "local-%08x", XXH32(l->dir, strlen(l->dir), 0));
+        else
+            snprintf(l->prefix, sizeof l->prefix, i == 1 ? "local" : "local%d", i);
         rc = lock_folder(l->dir, &l->lock, err);
         if (rc != ZT_ECONFLICT)
             return rc;
