@@ -21,8 +21,9 @@
 
 #define EQ_T 8
 #define EQ_STEPS_MAX 50
-#define EQ_PARAMETERS_MAX 40000
-#define EQ_TENSORS_MAX 128
+#define EQ_PARAMETERS_MAX 60000
+#define EQ_TENSORS_MAX 256
+#define EQ_UNITS_MAX 32
 #define EQ_WHY 384
 /* Sizes that 16 S divides nowhere, so that every group has gaps and padding; five blocks: units of
  * two of them do not come out even. */
@@ -41,6 +42,7 @@ struct eq_case {
     enum zt_wrap wrap;
     bool no_overlap, no_sync;
     const char *trainable; /* pattern, NULL = all */
+    const char *model;     /* NULL = EQ_MODEL */
     bool poison;
 };
 
@@ -48,7 +50,7 @@ struct eq_step {
     struct zt_fixsum loss; /* this rank's part */
     double norm;
     struct zt_hash128 parameters, moments; /* of own elements */
-    int64_t sent_bytes, collectives, peak_allocated, peak_gradients;
+    int64_t sent_bytes, collectives, peak_allocated, peak_parameters, peak_gradients;
     struct zt_state_bytes persistent;
 };
 enum eq_array { EQ_GRADIENT = 0 /* of step 1 */, EQ_PARAMETER, EQ_M, EQ_V, EQ_ARRAYS };
@@ -60,9 +62,10 @@ struct eq_job {
     char names[EQ_TENSORS_MAX][96];
     struct eq_step step[EQ_STEPS_MAX + 1][RANKS_MAX]; /* 0: before the first */
     int n_units;
-    char units[16][32];
-    int gathers[16], reductions[16]; /* of rank 0 in all steps, by unit (bucket_mib 0) */
-    float data[]; /* [replica][array][element], written by the element's owners */
+    char units[EQ_UNITS_MAX][32];
+    int gathers[EQ_UNITS_MAX],
+        reductions[EQ_UNITS_MAX]; /* of rank 0 in all steps, by unit (bucket_mib 0) */
+    float data[];                 /* [replica][array][element], written by the element's owners */
 };
 
 static inline int eq_replicas(const struct eq_case *c) { return c->world / c->shard; }
@@ -108,7 +111,7 @@ static inline struct bench_options eq_options(const struct eq_case *c) {
     return (struct bench_options){.row = bench_mode(c->mode),
                                   .shard = c->shard,
                                   .threads = c->threads,
-                                  .model = EQ_MODEL,
+                                  .model = c->model ? c->model : EQ_MODEL,
                                   .tune = eq_tune,
                                   .tune_arg = c,
                                   .poison = c->poison};
@@ -156,7 +159,7 @@ static inline struct zt_hash128 eq_moments(const struct bench *b) {
                 int64_t tensor, index;
                 float m, v;
             } x = {e->tensor, p.first + k, ((const float *)g->m)[p.at + k],
-                 ((const float *)g->v)[p.at + k]};
+                   ((const float *)g->v)[p.at + k]};
             XXH128_hash_t h = XXH3_128bits(&x, sizeof x);
             zt_hash128_add(&sum, (struct zt_hash128){h.low64, h.high64});
         }
@@ -226,6 +229,7 @@ static inline int eq_note(struct eq_job *j, struct bench *b, int64_t step,
     s->sent_bytes = zt_runtime_sent_bytes(b->runtime);
     s->collectives = shard.collectives + replicate.collectives;
     s->peak_allocated = b->ledger.peak_allocated;
+    s->peak_parameters = b->ledger.category_max[ZT_TAG_PARAMETERS];
     s->peak_gradients = b->ledger.category_max[ZT_TAG_GRADIENTS];
     s->persistent = zt_runtime_requested(b->runtime);
     zt_alloc_reset_peaks(b->alloc);
@@ -260,7 +264,7 @@ static inline int eq_rank(int rank, int world, void *arg) {
     zt_fixsum_zero(&none);
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
     EXPECT(b.table.parameters <= EQ_PARAMETERS_MAX && b.table.n_tensors <= EQ_TENSORS_MAX &&
-               b.table.n_units <= 16,
+               b.table.n_units <= EQ_UNITS_MAX,
            "size");
     eq_layout(j, &b);
     OK(eq_note(j, &b, 0, &none, &e));
@@ -350,8 +354,12 @@ static inline int eq_reference_rank(int rank, int world, void *arg) {
     struct bench b;
     struct zt_fixsum none;
     struct zt_error e = {0};
-    struct eq_case plain = {
-        .world = 1, .shard = 1, .mode = ZT_DDP, .clip = j->c.clip, .trainable = j->c.trainable};
+    struct eq_case plain = {.world = 1,
+                            .shard = 1,
+                            .mode = ZT_DDP,
+                            .clip = j->c.clip,
+                            .trainable = j->c.trainable,
+                            .model = j->c.model};
     struct bench_options o = eq_options(&plain);
     float *work = malloc(4 * EQ_PARAMETERS_MAX * sizeof *work);
     zt_fixsum_zero(&none);

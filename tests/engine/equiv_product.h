@@ -33,8 +33,6 @@ static inline void eq_fix(int *row) {
     bool before_use = row[EQ_MODE] == ZT_ZERO3 || row[EQ_MODE] == ZT_FSDP;
     if (!before_use) row[EQ_RESHARD] = row[EQ_PREFETCH] = row[EQ_PERSIST] = 0;
     if (!before_use || !row[EQ_MICROS]) row[EQ_NO_SYNC] = 0;
-    /* not there yet */
-    row[EQ_PERSIST] = row[EQ_NO_SYNC] = 0;
     if (row[EQ_OVERLAP]) row[EQ_INFLIGHT] = 0; /* level 1: off, then there is nothing in flight */
 }
 
@@ -172,6 +170,7 @@ static inline struct eq_job *eq_reference_of(const struct eq_case *c) {
     key.rows = c->rows;
     key.clip = c->clip;
     key.trainable = c->trainable;
+    key.model = c->model;
     if (key.mode == ZT_DDP && c->shard == c->world)
         key.shard = 1; /* one level of sums either way */
     for (int i = 0; i < n; i++)

@@ -74,6 +74,37 @@ Test(intervals, split_by_owner_of_the_instant) {
     zt_intervals_free(&iv);
 }
 
+/* Gathers and reductions at once: exposed [10,30) is 20, each instant the earlier-started one's. The
+ * sum over streams would be 15 + 18 + 2. */
+Test(intervals, two_streams_by_group_and_kind) {
+    static const struct {
+        const char *group, *kind;
+        int64_t ns;
+    } want[] = {{"dp_shard", "all_gather", 15},
+                {"dp_shard", "reduce_scatter", 3},
+                {"dp_replicate", "all_reduce", 2}};
+    struct zt_intervals iv = {0};
+    struct zt_exposed e;
+    zt_intervals_begin_step(&iv, 0);
+    add(&iv, 0, 10, ZT_IV_COMPUTE, NULL, "c");
+    add(&iv, 30, 40, ZT_IV_COMPUTE, NULL, "c");
+    add(&iv, 28, 35, ZT_IV_COMM, "dp_replicate", "all_reduce");
+    add(&iv, 8, 28, ZT_IV_COMM, "dp_shard", "reduce_scatter");
+    add(&iv, 5, 25, ZT_IV_COMM, "dp_shard", "all_gather");
+    cr_assert_eq(zt_intervals_finish(&iv, 40, &e), 0);
+    cr_assert_eq(ns(e.comm_seconds), 30);
+    cr_assert_eq(ns(e.exposed_comm_seconds), 20);
+    cr_assert_eq(e.n_by, 3);
+    for (int i = 0; i < 3; i++) {
+        int k = 0;
+        while (k < 3 && (strcmp(e.by[k].group, want[i].group) || strcmp(e.by[k].kind, want[i].kind)))
+            k++;
+        cr_assert(k < 3, "%s %s", want[i].group, want[i].kind);
+        cr_assert_eq(ns(e.by[k].seconds), want[i].ns, "%s %s", want[i].group, want[i].kind);
+    }
+    zt_intervals_free(&iv);
+}
+
 /* [20,40) follows the last backward; [26,32) of it is hidden behind the update. */
 Test(intervals, tail_begins_where_backward_ends) {
     struct zt_intervals iv = {0};
