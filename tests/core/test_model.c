@@ -163,3 +163,77 @@ Test(model, refusals) {
     cr_assert_null(zt_model_preset_name(12));
     cr_assert_str_eq(zt_model_preset_name(0), "gpt2-nano");
 }
+
+/* ---- wraps, trainable patterns, the order of units ---- */
+
+static struct zt_model_table wrapped(int64_t layers, enum zt_wrap wrap, int blocks) {
+    struct zt_model_config c;
+    struct zt_model_table t;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_preset("gpt2-nano", &c, &err), 0);
+    c.layers = layers;
+    cr_assert_eq(zt_model_table_build(&c, wrap, blocks, &t, &err), 0, "%s", err.msg);
+    return t;
+}
+
+Test(model, wraps_cut_the_same_tensors_into_units) {
+    static const struct {
+        enum zt_wrap wrap;
+        int blocks;
+        const char *names[12];
+        int tensors[12];
+    } want[] = {
+        {ZT_WRAP_BLOCK, 1, {"root", "block0", "block1", "block2", "block3", "block4"},
+         {4, 12, 12, 12, 12, 12}},
+        {ZT_WRAP_N, 2, {"root", "blocks0-1", "blocks2-3", "block4"}, {4, 24, 24, 12}},
+        {ZT_WRAP_N, 5, {"root", "blocks0-4"}, {4, 60}},
+        {ZT_WRAP_N, 9, {"root", "blocks0-4"}, {4, 60}},
+        {ZT_WRAP_PART, 1,
+         {"root", "block0.attn", "block0.mlp", "block1.attn", "block1.mlp", "block2.attn", "block2.mlp",
+          "block3.attn", "block3.mlp", "block4.attn", "block4.mlp"},
+         {4, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6}},
+    };
+    struct zt_model_table block = wrapped(5, ZT_WRAP_BLOCK, 1);
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_table t = wrapped(5, want[i].wrap, want[i].blocks);
+        int n = 0, first = 0;
+        while (n < 12 && want[i].names[n]) n++;
+        cr_assert_eq(t.n_units, n);
+        for (int u = 0; u < n; u++) {
+            cr_expect_str_eq(t.units[u].name, want[i].names[u]);
+            cr_expect_eq(t.units[u].n_tensors, want[i].tensors[u]);
+            cr_expect_eq(t.units[u].first_tensor, first);
+            first += t.units[u].n_tensors;
+        }
+        cr_assert_eq(t.n_tensors, block.n_tensors);
+        cr_expect_eq(t.parameters, block.parameters);
+        for (int k = 0; k < t.n_tensors; k++)
+            cr_expect_str_eq(t.tensors[k].name, block.tensors[k].name);
+        zt_model_table_free(&t);
+    }
+    zt_model_table_free(&block);
+}
+
+Test(model, trainable_patterns) {
+    struct zt_model_table t = wrapped(3, ZT_WRAP_BLOCK, 1);
+    struct zt_error err = {0};
+    const char *two[] = {"*.h.1.*", "transformer.ln_f.bias"};
+    cr_assert_eq(zt_model_set_trainable(&t, two, 2, &err), 0, "%s", err.msg);
+    int trained = 0;
+    for (int i = 0; i < t.n_tensors; i++) {
+        bool want = strstr(t.tensors[i].name, ".h.1.") || strstr(t.tensors[i].name, "ln_f.bias");
+        cr_expect_eq(t.tensors[i].frozen, !want, "%s", t.tensors[i].name);
+        trained += want;
+    }
+    cr_expect_eq(trained, 13);
+    const char *all[] = {"*"};
+    cr_assert_eq(zt_model_set_trainable(&t, all, 1, &err), 0, "an earlier choice does not stick");
+    for (int i = 0; i < t.n_tensors; i++) cr_expect(!t.tensors[i].frozen);
+    const char *none[] = {"*.h.1.*", "*.h.9.*"};
+    cr_expect_eq(zt_model_set_trainable(&t, none, 2, &err), ZT_EINVAL);
+    cr_expect_str_eq(err.msg, "training.trainable: \"*.h.9.*\" matches no tensor; names look like "
+                              "transformer.h.2.mlp.c_proj.bias");
+    cr_expect_eq(zt_model_set_trainable(&t, none, 0, &err), ZT_EINVAL);
+    cr_expect_str_eq(err.msg, "training.trainable: nothing is left to train");
+    zt_model_table_free(&t);
+}

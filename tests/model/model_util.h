@@ -209,7 +209,7 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
     cr_assert_leq(r->table.n_tensors, RIG_TENSORS);
     while (n < 4 && o->trainable[n]) n++;
     if (n > 0) ok(zt_model_set_trainable(&r->table, o->trainable, n, &e), &e);
-    struct zt_device_config dc = {"cpu", 64u << 20};
+    struct zt_device_config dc = {"cpu", 128u << 20};
     ok(zt_device_open(&dc, &r->device, &e), &e);
     zt_ledger_init(&r->ledger);
     ok(zt_alloc_create(r->device, &r->ledger, NULL, &r->alloc, &e), &e);

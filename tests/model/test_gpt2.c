@@ -151,21 +151,26 @@ Test(gpt2, twenty_adamw_steps_of_pytorch) {
     close_bench(&b);
 }
 
-Test(gpt2, same_bits_for_any_number_of_threads) {
+static void expect_same_for_any_threads(enum zt_dtype t) {
     struct bench a;
-    open_bench(&a, 1, NULL);
+    open_typed(&a, 1, NULL, t, t);
     double loss = rig_step(&a.r, true);
     const int threads[] = {2, 3, 4, 8};
     for (int k = 0; k < 4; k++) {
         struct bench b;
-        open_bench(&b, threads[k], NULL);
+        open_typed(&b, threads[k], NULL, t, t);
         cr_assert_eq(rig_step(&b.r, true), loss, "%d threads", threads[k]);
         for (int i = 0; i < a.r.table.n_tensors; i++)
-            cr_assert_eq(memcmp(a.r.grad[i], b.r.grad[i], rig_bytes(&a.r, i, ZT_F32)), 0,
+            cr_assert_eq(memcmp(a.r.grad[i], b.r.grad[i], rig_bytes(&a.r, i, t)), 0,
                          "%s with %d threads", a.r.table.tensors[i].name, threads[k]);
         close_bench(&b);
     }
     close_bench(&a);
+}
+
+Test(gpt2, same_bits_for_any_number_of_threads) {
+    expect_same_for_any_threads(ZT_F32);
+    expect_same_for_any_threads(ZT_BF16);
 }
 
 Test(gpt2, micro_batches_add_up_to_the_batch) {
@@ -182,6 +187,116 @@ Test(gpt2, micro_batches_add_up_to_the_batch) {
     check_gradients(&b, 1e-5); /* rows with 12, 19 and 18 valid tokens: means of means would be off
                                   by 10 % */
     close_bench(&b);
+}
+
+/* ---- 16-bit types ---- */
+
+static double relative_error(const struct bench *b, int tensor, const struct golden_array *want,
+                             double scale) {
+    double diff = 0, ref = 0;
+    for (int64_t k = 0; k < want->numel; k++) {
+        double g = rig_at(b->r.grad[tensor], b->r.o.grad, k) / scale;
+        diff += pow(g - golden_f64(want, k), 2);
+        ref += pow(golden_f64(want, k), 2);
+    }
+    return sqrt(diff / ref);
+}
+
+/* Against the exact gradients of the same 16-bit weights. The golden has the error that rounding
+ * every tensor between operators makes ("e:"): ours may be half as much again, and a 16-bit
+ * gradient is rounded once more. In bf16 we may not be worse than PyTorch's own bf16 module ("t:").
+ */
+static void check_16(const struct bench *b, double scale) {
+    bool bf16 = b->r.o.compute == ZT_BF16;
+    const char *type = zt_dtype_name(b->r.o.compute);
+    double roundoff = b->r.o.grad == ZT_F32 ? 0 : bf16 ? 0x1p-9 : 0x1p-12;
+    for (int i = 0; i < b->r.table.n_tensors; i++) {
+        const char *name = short_name(b->r.table.tensors[i].name);
+        char key[32];
+        snprintf(key, sizeof key, "%s:g:", type);
+        struct golden_array g = array(b, key, name);
+        snprintf(key, sizeof key, "%s:e:", type);
+        struct golden_array e = array(b, key, name);
+        double err = relative_error(b, i, &g, scale), expect = golden_f64(&e, 0);
+        cr_expect_leq(err, 1.5 * expect + roundoff,
+                      "%s, %s gradients: %s is off by %.2g, expected %.2g", type,
+                      zt_dtype_name(b->r.o.grad), name, err, expect);
+        if (!bf16) continue;
+        struct golden_array t = array(b, "bf16:t:", name);
+        cr_expect_leq(err, golden_f64(&t, 0), "%s is off by %.2g, PyTorch by %.2g", name, err,
+                      golden_f64(&t, 0));
+    }
+}
+
+Test(gpt2, gradients_of_16_bit_types) {
+    const enum zt_dtype types[] = {ZT_BF16, ZT_F16};
+    for (int i = 0; i < 4; i++) {
+        enum zt_dtype t = types[i / 2];
+        struct bench b;
+        open_typed(&b, 2, NULL, t, i % 2 ? ZT_F32 : t);
+        char key[32];
+        snprintf(key, sizeof key, "%s:loss", zt_dtype_name(t));
+        struct golden_array want = array(&b, "", key);
+        double loss = rig_step(&b.r, true), off = fabs(loss - golden_f64(&want, 0));
+        /* the mean over 49 tokens of one rounding of a logit of size 1 */
+        cr_expect_leq(off, t == ZT_BF16 ? 0x1p-9 : 0x1p-12, "%s: the loss is off by %g", key, off);
+        check_16(&b, 1);
+        close_bench(&b);
+    }
+}
+
+/* The loss is scaled by 65536 in fp16, so that small gradients do not vanish. */
+Test(gpt2, scaled_loss_in_fp16) {
+    struct bench b;
+    struct zt_fixsum sum;
+    int64_t valid = 0;
+    open_typed(&b, 2, NULL, ZT_F16, ZT_F16);
+    zt_fixsum_zero(&sum);
+    rig_rows(&b.r, 0, b.r.o.B, true, 1024, &sum, &valid);
+    check_16(&b, 1024);
+    struct golden_array want = array(&b, "", "fp16:loss");
+    cr_expect_leq(fabs(zt_fixsum_value(&sum) / (double)valid - golden_f64(&want, 0)), 0x1p-12,
+                  "the loss itself is not scaled");
+    close_bench(&b);
+}
+
+/* Beyond the range of fp16 there is infinity, not an error: the loss scaler looks for it. */
+Test(gpt2, an_overflow_in_fp16_reaches_every_gradient) {
+    struct bench b;
+    struct zt_fixsum sum;
+    int64_t valid = 0;
+    open_typed(&b, 2, NULL, ZT_F16, ZT_F16);
+    zt_fixsum_zero(&sum);
+    /* each gradient of a target's logit is about -131072 */
+    rig_rows(&b.r, 0, b.r.o.B, true, 131072.0 * (double)rig_valid(&b.r), &sum, &valid);
+    cr_expect(isfinite(zt_fixsum_value(&sum)));
+    for (int i = 0; i < b.r.table.n_tensors; i++) {
+        bool found = false;
+        for (int64_t k = 0; k < b.r.table.tensors[i].numel && !found; k++)
+            found = !isfinite(rig_at(b.r.grad[i], ZT_F16, k));
+        cr_expect(found, "%s is finite", b.r.table.tensors[i].name);
+    }
+    rig_zero_gradients(&b.r);
+    rig_step(&b.r, true);
+    check_16(&b, 1);
+    close_bench(&b);
+}
+
+Test(gpt2, twenty_steps_in_16_bits_follow_fp32) {
+    const enum zt_dtype grads[] = {ZT_BF16, ZT_F32};
+    for (int i = 0; i < 2; i++) {
+        struct bench b;
+        open_typed(&b, 2, NULL, ZT_BF16, grads[i]);
+        struct golden_array losses = array(&b, "", "losses");
+        for (int64_t step = 0; step <= 20; step++) {
+            rig_zero_gradients(&b.r);
+            double loss = rig_step(&b.r, true), want = golden_f64(&losses, step);
+            cr_expect_leq(fabs(loss / want - 1), 1e-2, "step %d: %.6f, PyTorch in fp64 %.6f",
+                          (int)step, loss, want);
+            rig_update(&b.r, step + 1, 1e-3);
+        }
+        close_bench(&b);
+    }
 }
 
 Test(gpt2, nothing_saved_is_left_and_peaks_repeat) {

@@ -228,9 +228,11 @@ static void expect_same_gradients(const struct rig *a, const struct rig *b, int 
     }
 }
 
-Test(units, same_bits_for_every_wrap_and_whatever_is_frozen) {
+static void expect_same_bits(enum zt_dtype compute, enum zt_dtype grad) {
     struct rig_options whole = options(0, 0);
     struct rig a;
+    whole.compute = compute;
+    whole.grad = grad;
     rig_open(&a, &whole);
     double loss = rig_step(&a, true), eval = rig_step(&a, false);
     cr_expect_eq(loss, eval);
@@ -238,6 +240,8 @@ Test(units, same_bits_for_every_wrap_and_whatever_is_frozen) {
         for (int w = 0; w < WRAPS; w++) {
             struct rig_options o = options(c, w);
             struct rig r;
+            o.compute = compute;
+            o.grad = grad;
             rig_open(&r, &o);
             cr_expect_eq(rig_step(&r, true), loss);
             expect_same_gradients(&a, &r, c, w);
@@ -245,6 +249,12 @@ Test(units, same_bits_for_every_wrap_and_whatever_is_frozen) {
             rig_close(&r);
         }
     rig_close(&a);
+}
+
+Test(units, same_bits_for_every_wrap_and_whatever_is_frozen) {
+    expect_same_bits(ZT_F32, ZT_F32);
+    expect_same_bits(ZT_BF16, ZT_BF16);
+    expect_same_bits(ZT_BF16, ZT_F32);
 }
 
 Test(units, buffers_of_frozen_tensors_are_left_alone) {
@@ -284,17 +294,18 @@ Test(units, nothing_is_computed_that_nobody_needs) {
 }
 
 /* 256 rows: every buffer is a whole number of times 512 bytes. */
-Test(units, saved_activations_are_the_formula) {
+static void expect_saved(enum zt_dtype t) {
     for (int c = 0; c < CASES; c++)
         for (int w = 0; w < WRAPS; w++) {
             struct rig_options o = options(c, w);
             struct rig r;
             o.B = 16;
             o.T = 16;
-            const int64_t rows = o.B * o.T;
+            o.compute = o.grad = t;
+            const int64_t rows = o.B * o.T, size = (int64_t)zt_dtype_size(t);
             rig_open(&r, &o);
             rig_step(&r, true);
-            int64_t want = rows * 4 * (cases[c].elements + V) + rows * 4 * cases[c].statistics;
+            int64_t want = rows * size * (cases[c].elements + V) + rows * 4 * cases[c].statistics;
             cr_expect_eq(r.saved_bytes, want, "case %d wrap %d: %lld bytes, not %lld", c, w,
                          (long long)r.saved_bytes, (long long)want);
             cr_expect_eq(r.ledger.requested[ZT_TAG_ACTIVATIONS], 0, "case %d: something is left",
@@ -302,6 +313,30 @@ Test(units, saved_activations_are_the_formula) {
             cr_expect_eq(r.ledger.requested[ZT_TAG_TEMPORARY], 0, "case %d: something is left", c);
             rig_close(&r);
         }
+}
+
+Test(units, saved_activations_are_the_formula) {
+    expect_saved(ZT_F32);
+    expect_saved(ZT_BF16);
+}
+
+/* docs/memory.md, "Activations of GPT-2, exactly": the figures of gpt2-nano. */
+Test(units, saved_activations_of_the_documented_example) {
+    static const struct {
+        enum zt_dtype type;
+        int64_t bytes;
+    } want[] = {{ZT_F32, 35790848}, {ZT_BF16, 17965056}, {ZT_F16, 17965056}};
+    for (int i = 0; i < 3; i++) {
+        struct rig_options o = {.B = 8, .T = 128, .compute = want[i].type, .grad = want[i].type};
+        struct zt_error e = {0};
+        struct rig r;
+        ok(zt_model_preset("gpt2-nano", &o.config, &e), &e);
+        rig_open(&r, &o);
+        rig_step(&r, true);
+        cr_expect_eq(r.saved_bytes, want[i].bytes, "%s: %lld", zt_dtype_name(o.compute),
+                     (long long)r.saved_bytes);
+        rig_close(&r);
+    }
 }
 
 /* Evaluation saves nothing, and holds no more of a block than the layer at work needs: the stream
