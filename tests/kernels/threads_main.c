@@ -131,12 +131,71 @@ static void test_operators(int threads, const char *library) {
     zt_ops_cpu_destroy(x);
 }
 
+/* The same in 16 bits, with what only they have: emulation's shared copies, sorted tokens, noise.
+ */
+static void test_halves(int threads, const char *library, enum zt_dtype t) {
+    enum { B = 2, T = 70, H = 3, D = 16, C = H * D, N = B * T, V = 33, BIG = 40000 };
+    const struct zt_ops *o = zt_ops_cpu();
+    struct zt_ops_ctx *x;
+    struct zt_error err;
+    CHECK(zt_ops_cpu_create(threads, NULL, library, &x, &err) == ZT_OK);
+    static float wide[BIG], lse[B * H * T], dw[2][C * C], moment[2][BIG];
+    static uint16_t qkv[N * 3 * C], out[2][N * C], dqkv[2][N * 3 * C], w[C * C], y[2][N * C];
+    static uint16_t dwte[2][V * C], param[2][BIG], grad[BIG];
+    static int32_t token[N];
+    void *work = aligned_alloc(64, 1 << 20);
+    CHECK(work);
+    for (int i = 0; i < BIG; i++) wide[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < N; i++) token[i] = i * i % V;
+    CHECK(o->cast(x, qkv, t, wide, ZT_F32, N * 3 * C, &err) == 0);
+    CHECK(o->cast(x, w, t, wide, ZT_F32, C * C, &err) == 0);
+    CHECK(o->cast(x, grad, t, wide, ZT_F32, BIG, &err) == 0);
+    for (int r = 0; r < 2; r++) {
+        CHECK(o->attention_forward(x, t, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
+        CHECK(o->attention_backward(x, t, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
+                                    &err) == 0);
+        CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, t, out[r], w, NULL, y[r], t, false, work, &err) ==
+              0);
+        CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, t, y[r], out[r], NULL, dw[r], ZT_F32, false, NULL,
+                      &err) == 0);
+        memset(dwte[r], 0, sizeof dwte[r]);
+        CHECK(o->embedding_backward(x, t, t, dwte[r], NULL, y[r], token, B, T, C, V, work, &err) ==
+              0);
+        const struct zt_adamw_params a = {.lr = 1e-3,
+                                          .beta1 = 0.9,
+                                          .beta2 = 0.95,
+                                          .eps = 1e-8,
+                                          .step = 1,
+                                          .grad_scale = 1.0,
+                                          .stochastic = true};
+        memcpy(param[r], grad, sizeof grad);
+        memset(moment, 0, sizeof moment);
+        const struct zt_adamw_buffers b = {.param = param[r],
+                                           .param_type = ZT_BF16,
+                                           .m = moment[0],
+                                           .v = moment[1],
+                                           .grad = grad,
+                                           .grad_type = t};
+        CHECK(o->adamw(x, &b, BIG, &a, &err) == 0);
+    }
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 &&
+          memcmp(dqkv[0], dqkv[1], sizeof dqkv[0]) == 0);
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0 && memcmp(dw[0], dw[1], sizeof dw[0]) == 0);
+    CHECK(memcmp(dwte[0], dwte[1], sizeof dwte[0]) == 0);
+    CHECK(memcmp(param[0], param[1], sizeof param[0]) == 0);
+    free(work);
+    zt_ops_cpu_destroy(x);
+}
+
 int main(void) {
     static const int counts[] = {1, 2, 3, 4, 8};
     for (int i = 0; i < 5; i++) {
         test_pool(counts[i]);
         test_operators(counts[i], "onednn");
         test_operators(counts[i], "openblas");
+        test_halves(counts[i], "onednn", ZT_BF16);
+        test_halves(counts[i], "openblas", ZT_BF16);
+        test_halves(counts[i], "onednn", ZT_F16);
     }
     puts("pool and operators: every unit once, equal bits");
     return 0;
