@@ -82,3 +82,22 @@ struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_m
         }
     return s;
 }
+
+/* Share of a buffer that a rank of n sends in a gather or a scatter. */
+static double ring(int n) { return n > 1 ? (double)(n - 1) / n : 0.0; }
+
+struct zt_volume zt_volume_formula(const struct zt_volume_case *c, const struct zt_recipe *r) {
+    const bool before_use = c->mode == ZT_ZERO3 || c->mode == ZT_FSDP;
+    const bool every_micro = c->mode == ZT_ZERO2 || (before_use && !c->no_sync);
+    const double n = (double)c->micro_steps, reduces = every_micro ? n : 1.0;
+    const double g = (double)zt_dtype_size(c->reduce);
+    struct zt_volume v = {0, 0, 0};
+    v.scatter = reduces * ring(c->shard) * g;
+    v.all_reduce = reduces * 2.0 * ring(c->replicate) * g / c->shard;
+    if (before_use)
+        v.gather = n * (double)zt_dtype_size(r->gathered) *
+                   (ring(c->shard) + (c->keep ? 0.0 : ring(c->slices ? c->slices : c->shard)));
+    else if (c->mode != ZT_DDP)
+        v.gather = ring(c->shard) * (double)zt_dtype_size(r->param);
+    return v;
+}

@@ -34,4 +34,19 @@ struct zt_state_bytes zt_state_of_groups(const struct zt_group_size *g, int n, e
 /* The same for a model cut into one group per unit and trainability: bucket_mib 0, threshold 0. */
 struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
                                        int shard_degree, const struct zt_recipe *r);
+
+/* Bytes that a rank sends per optimizer step and parameter element, of a model of many equal units all
+ * of which train: a gather or a scatter in a group of K sends (K-1)/K of the buffer, an all-reduce twice
+ * that. What a real model's edges change (the root is gathered once or three times) is not in it. */
+struct zt_volume_case {
+    enum zt_mode mode;
+    int replicate, shard;
+    int64_t micro_steps;
+    bool keep;          /* reshard_after_forward: false */
+    int slices;         /* reshard_after_forward: m; 0: not */
+    bool no_sync;
+    enum zt_dtype reduce;
+};
+struct zt_volume { double gather, scatter, all_reduce; };
+struct zt_volume zt_volume_formula(const struct zt_volume_case *c, const struct zt_recipe *r);
 #endif

@@ -418,7 +418,7 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
 /* ---------------------------------------------------------------------------------- help */
 
 /* Words wrapped at column 96, following lines indented. */
-static void wrap(FILE *out, int column, int indent, const char *text) {
+void zt_wrap(FILE *out, int column, int indent, const char *text) {
     for (const char *p = text; *p;) {
         int n = (int)strcspn(p, " ");
         if (column > indent && column + 1 + n > 96) {
@@ -443,7 +443,7 @@ static void help_option(FILE *out, const struct zt_option *r) {
         snprintf(letter, sizeof letter, "-%c, ", r->letter);
     snprintf(left, sizeof left, "  %s%s%s%s", letter, r->name, r->arg ? " " : "", r->arg ? r->arg : "");
     fprintf(out, "%-30s", left);
-    wrap(out, 30, 30, r->help);
+    zt_wrap(out, 30, 30, r->help);
 }
 
 static void help_options(FILE *out, uint32_t mask, bool everywhere) {
@@ -462,7 +462,7 @@ void zt_help(FILE *out) {
         snprintf(left, sizeof left, "  %s%s%s%s%s", commands[i].name, s ? " " : "",
                  s && !commands[i].needed ? "[" : "", s ? s : "", s && !commands[i].needed ? "]" : "");
         fprintf(out, "%-20s", left);
-        wrap(out, 20, 20, commands[i].help);
+        zt_wrap(out, 20, 20, commands[i].help);
     }
     fputs("\noptions of every command:\n", out);
     help_options(out, EVERYWHERE, true);
@@ -478,7 +478,7 @@ void zt_help_command(FILE *out, enum zt_command c) {
     bool opt = s && !commands[c].needed;
     fprintf(out, "usage: zctl %s%s%s%s%s [OPTIONS]\n\n", commands[c].name, s ? " " : "", opt ? "[" : "",
             s ? s : "", opt ? "]" : "");
-    wrap(out, 0, 0, commands[c].help);
+    zt_wrap(out, 0, 0, commands[c].help);
     fprintf(out, "\nexample: %s\n\noptions:\n", commands[c].example);
     help_options(out, 1u << c, false);
     help_options(out, 1u << c, true);

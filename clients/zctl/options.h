@@ -58,6 +58,8 @@ struct zt_options {
 int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err);
 void zt_help(FILE *out);
 void zt_help_command(FILE *out, enum zt_command c);
+/* text from column `column` on, its words wrapped at column 96, following lines indented. */
+void zt_wrap(FILE *out, int column, int indent, const char *text);
 /* -1 when there is no such command. */
 int zt_command_find(const char *name);
 const char *zt_command_name(enum zt_command c);

@@ -177,3 +177,33 @@ Test(layout, mode_names) {
         cr_assert_str_eq(zt_mode_name((enum zt_mode)m), names[m]);
     cr_assert_str_eq(zt_mode_name((enum zt_mode)9), "?");
 }
+
+/* Published volumes, in bytes per parameter: sharding reference T-VOL (K = 8, one micro-step), T-RING,
+ * T-HSDPVOL (2 replicas of 4 shards), and n micro-steps by the formulas 2G; G + P; nG + P; n (2P + G). */
+Test(layout, volumes_of_a_step) {
+    static const struct {
+        const char *recipe;
+        struct zt_volume_case c;
+        double gather, scatter, all_reduce;
+    } row[] = {
+        {"fp32", {.mode = ZT_DDP, .replicate = 8, .shard = 1, .micro_steps = 1, .reduce = ZT_F32}, 0, 0, 7},
+        {"mixed16", {.mode = ZT_DDP, .replicate = 8, .shard = 1, .micro_steps = 1, .reduce = ZT_BF16}, 0, 0, 3.5},
+        {"mixed16", {.mode = ZT_DDP, .replicate = 8, .shard = 1, .micro_steps = 5, .reduce = ZT_BF16}, 0, 0, 3.5},
+        {"mixed16", {.mode = ZT_ZERO1, .replicate = 1, .shard = 8, .micro_steps = 4, .reduce = ZT_BF16}, 1.75, 1.75, 0},
+        {"mixed16", {.mode = ZT_ZERO2, .replicate = 1, .shard = 8, .micro_steps = 4, .reduce = ZT_BF16}, 1.75, 7, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 1, .shard = 8, .micro_steps = 1, .reduce = ZT_F32}, 3.5, 3.5, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 1, .shard = 8, .micro_steps = 1, .reduce = ZT_BF16}, 3.5, 1.75, 0},
+        {"fsdp_mixed", {.mode = ZT_ZERO3, .replicate = 1, .shard = 8, .micro_steps = 3, .reduce = ZT_BF16}, 10.5, 5.25, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 1, .shard = 8, .micro_steps = 1, .keep = true, .reduce = ZT_BF16}, 1.75, 1.75, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 1, .shard = 8, .micro_steps = 2, .no_sync = true, .reduce = ZT_BF16}, 7, 1.75, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 1, .shard = 8, .micro_steps = 1, .slices = 2, .reduce = ZT_BF16}, 1.75 + 1, 1.75, 0},
+        {"fsdp_mixed", {.mode = ZT_FSDP, .replicate = 2, .shard = 4, .micro_steps = 1, .reduce = ZT_F32}, 3, 3, 1},
+        {"fp32", {.mode = ZT_ZERO3, .replicate = 1, .shard = 1, .micro_steps = 9, .reduce = ZT_F32}, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct zt_volume v = zt_volume_formula(&row[i].c, zt_recipe_find(row[i].recipe));
+        cr_assert_eq(v.gather, row[i].gather, "row %zu: gather %g", i, v.gather);
+        cr_assert_eq(v.scatter, row[i].scatter, "row %zu: scatter %g", i, v.scatter);
+        cr_assert_eq(v.all_reduce, row[i].all_reduce, "row %zu: all-reduce %g", i, v.all_reduce);
+    }
+}

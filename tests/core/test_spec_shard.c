@@ -82,10 +82,82 @@ Test(shard, notes_say_what_and_why) {
     zt_spec_free(&spec);
 }
 
+/* SHARD_GRAD_OP says more than a mode; what it says may be repeated, not contradicted. */
+Test(shard, words_that_keep) {
+    cr_assert_eq(parse(BASE "parallelism: {mode: SHARD_GRAD_OP}\n"), 0, "%s", err.msg);
+    cr_assert_eq(spec.parallelism.mode, ZT_FSDP);
+    cr_assert_eq(spec.parallelism.reshard, ZT_RESHARD_FALSE);
+    cr_assert_str_eq(spec.notes.item[0],
+                     "run.yaml:6:15: parallelism.mode: SHARD_GRAD_OP is read as fsdp with "
+                     "reshard_after_forward: false; a word of PyTorch FSDP: gathered parameters are kept from "
+                     "forward to backward and freed after it; it is not ZeRO-2, which never cuts the "
+                     "parameters and sends updated ones once per step: mode zero2");
+    cr_assert_eq(parse(BASE "parallelism: {mode: SHARD_GRAD_OP, reshard_after_forward: false}\n"), 0, "%s",
+                 err.msg);
+    refused(BASE "parallelism: {mode: SHARD_GRAD_OP, reshard_after_forward: true}\n",
+            "run.yaml:6:36: parallelism.reshard_after_forward: contradicts the mode: SHARD_GRAD_OP means "
+            "false; leave it out, or write mode: fsdp");
+    cr_assert_eq(parse(BASE "parallelism: {mode: _HYBRID_SHARD_ZERO2, data_parallel_replicate_degree: 2}\n"), 0,
+                 "%s", err.msg);
+    cr_assert_eq(spec.parallelism.reshard, ZT_RESHARD_FALSE);
+    cr_assert_eq(spec.parallelism.replicate, 2);
+    zt_spec_free(&spec);
+}
+
+/* A number that says nothing else is what it says: 1 keeps everything, S as much as the state. */
+Test(shard, reshard_after_forward) {
+    static const struct { const char *value; int workers; enum zt_reshard want; int number; } row[] = {
+        {"default", 4, ZT_RESHARD_DEFAULT, 0}, {"true", 4, ZT_RESHARD_TRUE, 0},
+        {"false", 4, ZT_RESHARD_FALSE, 0},     {"1", 4, ZT_RESHARD_FALSE, 1},
+        {"4", 4, ZT_RESHARD_TRUE, 4},          {"2", 4, ZT_RESHARD_INT, 2},
+        {"3", 6, ZT_RESHARD_INT, 3}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        char text[400];
+        snprintf(text, sizeof text, BASE "parallelism: {mode: zero3, reshard_after_forward: %s}\n", row[i].value);
+        cr_assert_eq(parse(text), 0, "%s", err.msg);
+        cr_assert_eq(zt_spec_resolve(&spec, row[i].workers, "run.yaml", &err), 0, "%s", err.msg);
+        cr_assert_eq(spec.parallelism.reshard, row[i].want, "%s", row[i].value);
+        if (row[i].want == ZT_RESHARD_INT)
+            cr_assert_eq(spec.parallelism.reshard_int, row[i].number);
+    }
+    refused(BASE "workers: 8\nparallelism: {mode: zero3, reshard_after_forward: 3}\n",
+            "run.yaml:7:28: parallelism.reshard_after_forward: 3 does not divide the shard degree 8 (allowed: 1 "
+            "2 4 8)");
+    refused(BASE "workers: 4\nparallelism: {mode: zero3, reshard_after_forward: 8}\n",
+            "run.yaml:7:28: parallelism.reshard_after_forward: 8 does not divide the shard degree 4 (allowed: 1 "
+            "2 4)");
+    refused(BASE "parallelism: {mode: fsdp, reshard_after_forward: 0}\n",
+            "run.yaml:6:50: parallelism.reshard_after_forward: 0 is out of range: must be 1..65536");
+    refused(BASE "parallelism: {mode: fsdp, reshard_after_forward: 2, tensor_parallel_degree: 2}\n",
+            "run.yaml:6:27: parallelism.reshard_after_forward: 2 with tensor_parallel_degree 2; a number needs "
+            "tensor_parallel_degree 1\n"
+            "run.yaml:6:53: parallelism.tensor_parallel_degree: \"2\" is not in this version (only 1)");
+    zt_spec_free(&spec);
+}
+
+/* Keys that these modes do read. */
+Test(shard, keys_that_the_mode_reads) {
+    cr_assert_eq(parse(BASE "parallelism: {mode: zero3, prefetch: 0, persistence_threshold: 100000, no_sync: true,\n"
+                            "  max_inflight_reduces: 2, bucket_mib: 25, wrap: 2}\n"),
+                 0, "%s", err.msg);
+    cr_assert_eq(spec.parallelism.prefetch, 0);
+    cr_assert_eq(spec.parallelism.persistence_threshold, 100000);
+    cr_assert(spec.parallelism.no_sync);
+    cr_assert_eq(spec.parallelism.max_inflight_reduces, 2);
+    cr_assert_eq(spec.parallelism.bucket_mib, 25);
+    cr_assert_eq(spec.parallelism.wrap_n, 2);
+    cr_assert_eq(spec.notes.n, 0);
+    cr_assert_eq(parse(BASE "parallelism: {mode: zero1, max_inflight_reduces: 2, bucket_mib: 25, wrap: part}\n"), 0,
+                 "%s", err.msg);
+    zt_spec_free(&spec);
+}
+
 /* The spec that is meant is the one that our words give: same normalised text, same hash. */
 Test(shard, same_spec_as_our_words) {
     static const struct { const char *theirs, *ours; } row[] = {
         {"{stage: 2}", "{mode: zero2}"},
+        {"{mode: SHARD_GRAD_OP}", "{mode: fsdp, reshard_after_forward: false}"},
+        {"{mode: fsdp, reshard_after_forward: 1}", "{mode: fsdp, reshard_after_forward: false}"},
         {"{sharding_strategy: NO_SHARD}", "{mode: ddp}"},
         {"{mode: hsdp, data_parallel_replicate_degree: 2}", "{mode: fsdp, data_parallel_replicate_degree: 2}"},
     };

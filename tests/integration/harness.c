@@ -385,8 +385,9 @@ const char *cluster_run_file(struct cluster *c, const char *name, int steps, int
              "model: {family: gpt2, layers: 2, heads: 2, dim: 32, vocab_size: 256, seq_len_max: 32}\n"
              "dataset: {path: %s, tokenizer: bytes}\n"
              "training: {steps: %d, seq_len: 32, local_batch_size: 2, seed: 7}\n"
-             "parallelism: {mode: ddp}\n%s",
-             name, workers, path, steps, extra != NULL ? extra : "");
+             "%s%s",
+             name, workers, path, steps, extra != NULL && strstr(extra, "parallelism:") ? "" : "parallelism: {mode: ddp}\n",
+             extra != NULL ? extra : "");
     char file[128];
     snprintf(file, sizeof file, "%s.yaml", name);
     return cluster_file(c, file, text);

@@ -37,7 +37,8 @@ void cluster_stop(struct cluster *c);
 
 /* Writes text to dir/name and returns its path (static buffer, one per call). */
 const char *cluster_file(struct cluster *c, const char *name, const char *text);
-/* A run file of a tiny model over dir/data.txt (made on first use): steps, workers, extra YAML lines. */
+/* A run file of a tiny model over dir/data.txt (made on first use): steps, workers, extra YAML lines; mode ddp
+ * unless these have a section parallelism. */
 const char *cluster_run_file(struct cluster *c, const char *name, int steps, int workers, const char *extra);
 
 struct output { int code; char *out, *err; }; /* exit code (128+n: signal), stdout, stderr */
