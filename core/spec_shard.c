@@ -217,6 +217,8 @@ void zt_check_precision(struct zt_problems *p, const struct zt_spec *s) {
                    "or zero3, or recipe autocast, which computes in %s from whole parameters",
                    r->name, zt_dtype_name(r->param), zt_dtype_name(r->gathered),
                    zt_mode_name(s->parallelism.mode), zt_dtype_name(r->compute));
+    else if (!r->supported)
+        ZT_PROBLEM(p, "precision.recipe", "\"%s\" is not in this version (only fp32)", r->name);
     if (!r->scaled && zt_spec_given(s, "precision.scaler") && zt_spec_changed(s, "precision.scaler"))
         ZT_PROBLEM(p, "precision.scaler", "recipe %s has no loss scaler; only fp16 reads it; leave it out",
                    r->name);

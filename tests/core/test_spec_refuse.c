@@ -383,7 +383,6 @@ Test(refuse, not_in_this_version) {
         {"training.lora={rank: 8}", "not in this version; leave the section out"},
         {"loss.average=sample", "\"sample\" is not in this version (only token)"},
         {"loss.chunk_tokens=64", "\"64\" is not in this version (only 0)"},
-        {"precision.nonfinite=skip", "\"skip\" is not in this version (only abort)"},
         {"parallelism.tensor_parallel_degree=2", "\"2\" is not in this version (only 1)"},
         {"activation_checkpoint.mode=full", "\"full\" is not in this version (only none)"},
         {"checkpoint={interval: 50}", "not in this version; leave the section out"},
