@@ -47,6 +47,7 @@ struct train_job {
     int64_t capacity, capacity_of_1; /* rank 1's own when not 0 */
     struct zt_progress *progress;
     size_t progress_bytes; /* rank 0's page, NULL = none */
+    struct zt_progress *page[RANKS_MAX]; /* the others' */
     int stop_rank;
     int64_t stop_step; /* rank asks to stop after this step; 0 = never */
     int sleep_rank;
@@ -137,7 +138,7 @@ static int train_rank(int rank, int world, void *arg) {
                                 .threads = j->threads,
                                 .capacity_bytes =
                                     rank == 1 && j->capacity_of_1 ? j->capacity_of_1 : j->capacity,
-                                .progress = rank == 0 ? j->progress : NULL,
+                                .progress = rank == 0 ? j->progress : j->page[rank],
                                 .progress_bytes = j->progress_bytes};
     struct zt_train_hooks h = {.arg = &self,
                                .comm_id = hook_comm_id,
