@@ -105,7 +105,7 @@ int rt_gather_build(struct zt_runtime *r, struct zt_error *err) {
     r->reshard = s->parallelism.reshard;
     if (r->policy->mode == ZT_ZERO3 && r->reshard == ZT_RESHARD_DEFAULT)
         r->reshard = ZT_RESHARD_TRUE; /* the root too */
-    if (r->reshard == ZT_RESHARD_INT) {
+    if (r->reshard == ZT_RESHARD_INT && r->policy->gather == ZT_GATHER_BEFORE_USE) {
         if (m < 1 || r->shard % m)
             return zt_fail(err, ZT_EINVAL,
                            "parallelism.reshard_after_forward: %d does not divide the shard "

@@ -23,7 +23,8 @@ struct bench_options {
     const char *model; /* fields of the model, NULL = 3 layers of width 32 */
     void (*tune)(struct zt_spec *s, const void *arg); /* last word on the specification */
     const void *tune_arg;
-    bool poison; /* struct zt_alloc_options */
+    bool poison;     /* struct zt_alloc_options */
+    int64_t late_ns; /* each collective waits a random time up to this */
 };
 struct bench {
     int rank, world;
@@ -110,6 +111,8 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
         RT_TRY(ranks_exchange(shared, rank, &id, e));
     }
     RT_TRY(zt_comm_init(&id, rank, world, b->device, 60, &b->comm, e));
+    if (o->late_ns)
+        zt_comm_inject(b->comm, &(struct zt_comm_inject){.seed = 5, .max_delay_ns = o->late_ns});
     RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));
     RT_TRY(bench_split_reshard(b, e));
     RT_TRY(bench_split(b, ZT_AXIS_REPLICATE, "dp_replicate", &b->dp_replicate, e));

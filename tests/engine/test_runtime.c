@@ -374,3 +374,69 @@ Test(runtime, clipping_has_an_effect) {
     float free_move = largest_move("optimizer: {weight_decay: 0, max_norm: 0}\n");
     cr_assert_float_eq(free_move, 1e-2f, 1e-4f);
 }
+
+/* ---- recipes ---- */
+
+struct recipe_case {
+    const char *recipe;
+    enum zt_dtype reduce;
+    enum zt_reshard reshard;
+    int m;
+};
+static void tune_recipe(struct zt_spec *s, const void *arg) {
+    const struct recipe_case *c = arg;
+    snprintf(s->precision.recipe, sizeof s->precision.recipe, "%s", c->recipe);
+    s->precision.reduce_dtype = c->reduce;
+    s->parallelism.reshard = c->reshard;
+    s->parallelism.reshard_int = c->m;
+}
+
+static struct zt_hash128 recipe_hash(struct recipe_case c, enum zt_mode m, int world, int step) {
+    struct bench_options o = {.row = bench_mode(m),
+                              .shard = m == ZT_DDP ? 1 : world,
+                              .tune = tune_recipe,
+                              .tune_arg = &c};
+    struct bench_job *j = run(world, o, 12, 1);
+    cr_assert_neq(model_hash(j, 0, o.shard).lo, model_hash(j, step, o.shard).lo, "it did train");
+    return model_hash(j, step, o.shard);
+}
+
+/* Where whole and cut gradients are kept in one type, every mode has the same bits; in fsdp_mixed,
+ * which keeps the shard in fp32, zero3 and fsdp have, however they reshard. */
+Test(runtime, recipes_give_equal_bits_in_every_mode, .timeout = 400) {
+    static const struct recipe_case of[] = {{"autocast", ZT_F32},   {"mixed16_g32", ZT_F32},
+                                            {"mixed16", ZT_F32},    {"mixed16", ZT_BF16},
+                                            {"pure_bf16", ZT_F32},  {"mixed16_nomaster", ZT_F32},
+                                            {"fsdp_mixed", ZT_F32}, {"fsdp_mixed", ZT_BF16}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        bool cut_only = !strcmp(of[i].recipe, "fsdp_mixed");
+        struct zt_hash128 want = recipe_hash(of[i], cut_only ? ZT_ZERO3 : ZT_DDP, 2, BENCH_STEPS);
+        for (int m = cut_only ? ZT_FSDP : ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
+            struct zt_hash128 h = recipe_hash(of[i], (enum zt_mode)m, 2, BENCH_STEPS);
+            cr_assert(h.lo == want.lo && h.hi == want.hi, "%s reduced in %s: %s", of[i].recipe,
+                      zt_dtype_name(of[i].reduce), zt_mode_name((enum zt_mode)m));
+        }
+    }
+    struct recipe_case c = {"fsdp_mixed", ZT_F32, ZT_RESHARD_DEFAULT, 0};
+    struct zt_hash128 want = recipe_hash(c, ZT_FSDP, 4, BENCH_STEPS);
+    for (int k = ZT_RESHARD_TRUE; k <= ZT_RESHARD_INT; k++) {
+        c.reshard = (enum zt_reshard)k;
+        c.m = 2;
+        struct zt_hash128 h = recipe_hash(c, ZT_FSDP, 4, BENCH_STEPS);
+        cr_assert(h.lo == want.lo && h.hi == want.hi, "fsdp_mixed, reshard %d", k);
+    }
+}
+
+/* Alone, a mode holds what it holds and has the bits of ddp. */
+Test(runtime, one_rank_in_every_recipe, .timeout = 100) {
+    static const char *const of[] = {"fp32", "autocast", "mixed16", "mixed16_g32", "pure_bf16"};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        struct recipe_case c = {of[i], ZT_F32, ZT_RESHARD_DEFAULT, 0};
+        struct zt_hash128 want = recipe_hash(c, ZT_DDP, 1, BENCH_STEPS);
+        for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
+            struct zt_hash128 h = recipe_hash(c, (enum zt_mode)m, 1, BENCH_STEPS);
+            cr_assert(h.lo == want.lo && h.hi == want.hi, "%s %s", of[i],
+                      zt_mode_name((enum zt_mode)m));
+        }
+    }
+}

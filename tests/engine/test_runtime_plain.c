@@ -1,16 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tests/engine/test_runtime_plain.c: the sharding runtime under a plain main, for ThreadSanitizer,
- * which Criterion does not survive: every mode, with and without overlap and with cut and merged
- * buckets, on forked ranks whose gradients are reduced by a thread while backward goes on. Same
- * bits everywhere. */
+ * which Criterion does not survive: every mode on forked ranks whose gathers and reductions are
+ * done by threads while the rank computes, with and without overlap, far ahead, with cut and merged
+ * buckets, slices, staging buffers, and collectives that are late by chance. Same bits everywhere.
+ */
 #include "tests/engine/bench.h"
 
-static struct bench_job *run(int world, struct bench_options o, int64_t micros) {
+struct variant {
+    const char *recipe;
+    enum zt_reshard reshard;
+    int world, m, prefetch, inflight;
+    bool no_overlap, late;
+    double bucket_mib;
+};
+
+static void tune(struct zt_spec *s, const void *arg) {
+    const struct variant *v = arg;
+    if (v->recipe) snprintf(s->precision.recipe, sizeof s->precision.recipe, "%s", v->recipe);
+    s->parallelism.reshard = v->reshard;
+    s->parallelism.reshard_int = v->m;
+    s->parallelism.prefetch = v->prefetch;
+    s->parallelism.max_inflight_reduces = v->inflight;
+    s->parallelism.overlap = !v->no_overlap;
+    s->parallelism.bucket_mib = v->bucket_mib;
+}
+
+static struct bench_job *run(const struct variant *v, enum zt_mode m, int shard, int64_t micros) {
     struct bench_job *j = ranks_map(sizeof *j);
-    j->o = o;
+    j->o = (struct bench_options){.row = bench_mode(m),
+                                  .shard = shard,
+                                  .threads = 2,
+                                  .late_ns = v->late ? 300000 : 0,
+                                  .poison = v->late,
+                                  .tune = tune,
+                                  .tune_arg = v};
     j->global = 12;
     j->micros = micros;
-    if (ranks_run(world, 300, bench_steps, j, NULL)) exit(1);
+    if (ranks_run(v->world, 300, bench_steps, j, NULL)) exit(1);
     return j;
 }
 
@@ -23,22 +49,28 @@ static struct zt_hash128 last_hash(const struct bench_job *j, int shards) {
 }
 
 int main(void) {
+    static const struct variant variants[] = {
+        {.world = 2, .prefetch = 1, .inflight = 1},
+        {.world = 2, .prefetch = 0, .inflight = 1, .no_overlap = true},
+        {.world = 2, .prefetch = 4, .inflight = 2, .late = true},
+        {.world = 2, .prefetch = 2, .inflight = 2, .bucket_mib = 0.06, .late = true},
+        {.world = 2, .prefetch = 1, .inflight = 1, .reshard = ZT_RESHARD_FALSE, .late = true},
+        {.world = 4, .prefetch = 2, .inflight = 1, .reshard = ZT_RESHARD_INT, .m = 2, .late = true},
+        {.world = 2, .prefetch = 2, .inflight = 2, .recipe = "mixed16", .late = true}};
     int bad = 0;
-    struct bench_job *ddp = run(2, (struct bench_options){.threads = 2}, 1);
-    for (int m = 0; m < ZT_MODE_COUNT; m++)
-        for (int k = 0; k < 3; k++) {
-            struct bench_options o = {.row = bench_mode((enum zt_mode)m),
-                                      .shard = m == ZT_DDP ? 1 : 2,
-                                      .no_overlap = k == 1,
-                                      .bucket_mib = k == 2 ? 0.06 : 0};
-            struct bench_job *j = run(2, o, 1);
-            struct zt_hash128 a = last_hash(ddp, 1), b = last_hash(j, o.shard);
+    for (size_t k = 0; k < sizeof variants / sizeof *variants; k++) {
+        const struct variant *v = &variants[k];
+        struct zt_hash128 a = last_hash(run(v, ZT_DDP, 1, 1), 1);
+        for (int m = ZT_ZERO1; m < ZT_MODE_COUNT; m++) {
+            struct zt_hash128 b = last_hash(run(v, (enum zt_mode)m, v->world, 1), v->world);
             if (a.lo != b.lo || a.hi != b.hi) {
-                fprintf(stderr, "%s, variant %d: other bits than ddp\n",
+                fprintf(stderr, "%s, variant %zu: other bits than ddp\n",
                         zt_mode_name((enum zt_mode)m), k);
                 bad = 1;
             }
-            run(2, o, 3); /* accumulation: buffers are used again while reductions are in flight */
+            /* accumulation: buffers are used again while reductions are in flight */
+            if (v->world == 2) run(v, (enum zt_mode)m, 2, 3);
         }
+    }
     return bad;
 }
