@@ -36,13 +36,13 @@ const char *zt_dtype_row_name(enum zt_dtype_row row) {
 static const struct zt_recipe recipes[] = {
     /* name              param    gathered compute  grad     own      moment   master sr scaled here */
     {"fp32",             ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  ZT_F32,  0, 0, 0, 1},
-    {"fsdp_mixed",       ZT_F32,  ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  0, 0, 0, 0},
-    {"autocast",         ZT_F32,  ZT_F32,  ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  0, 0, 0, 0},
-    {"mixed16",          ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  1, 0, 0, 0},
-    {"mixed16_g32",      ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  1, 0, 0, 0},
-    {"mixed16_nomaster", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  0, 1, 0, 0},
-    {"pure_bf16",        ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 1, 0, 0},
-    {"fp16",             ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F32,  1, 0, 1, 0},
+    {"fsdp_mixed",       ZT_F32,  ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  0, 0, 0, 1},
+    {"autocast",         ZT_F32,  ZT_F32,  ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  0, 0, 0, 1},
+    {"mixed16",          ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  1, 0, 0, 1},
+    {"mixed16_g32",      ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  ZT_F32,  ZT_F32,  1, 0, 0, 1},
+    {"mixed16_nomaster", ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_F32,  0, 1, 0, 1},
+    {"pure_bf16",        ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, ZT_BF16, 0, 1, 0, 1},
+    {"fp16",             ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F16,  ZT_F32,  1, 0, 1, 1},
 };
 /* clang-format on */
 

@@ -41,6 +41,8 @@ struct bench {
     struct zt_runtime *runtime;
     int32_t *tokens, *targets;
     double norm, loss;
+    double scale;            /* of the loss: 1, 1024 where the recipe scales it */
+    struct zt_update update; /* the last one */
 };
 
 static inline int bench_spec(struct bench *b, const struct bench_options *o, struct zt_error *e) {
@@ -103,6 +105,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
         patterns[i] = b->spec.training.trainable.item[i];
     RT_TRY(zt_model_set_trainable(&b->table, patterns, b->spec.training.trainable.n, e));
     const struct zt_recipe *recipe = zt_recipe_find(b->spec.precision.recipe);
+    b->scale = recipe->scaled ? 1024 : 1;
     struct zt_model_env env = {zt_ops_cpu(), b->ctx,          b->alloc,      b->device,
                                &b->ledger,   recipe->compute, recipe->grad};
     RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
@@ -191,8 +194,8 @@ static inline int bench_window(struct bench *b, int64_t step, int64_t first, int
         for (int64_t i = 0; i < rows; i++) bench_row(b, i, first + (m * rows + i) * b->world + dp);
         struct zt_batch batch = {b->tokens, b->targets, rows, BENCH_T};
         RT_TRY(zt_runtime_micro_begin(b->runtime, m, m == micros - 1, e));
-        RT_TRY(zt_model_step(b->model, &s, &batch, (float)(1.0 / (double)(n * BENCH_T)), true,
-                             false, &loss, &valid, e));
+        RT_TRY(zt_model_step(b->model, &s, &batch, (float)(b->scale / (double)(n * BENCH_T)),
+                             true, false, &loss, &valid, e));
     }
     RT_TRY(zt_runtime_wait_gradients(b->runtime, e));
     b->loss = zt_fixsum_value(&loss) / (double)(n * BENCH_T); /* this rank's part */
@@ -201,9 +204,9 @@ out:
 }
 
 static inline int bench_update(struct bench *b, double lr, struct zt_error *e) {
-    struct zt_update u = {.lr = lr};
-    int rc = zt_runtime_update(b->runtime, &u, e);
-    b->norm = u.grad_norm;
+    b->update = (struct zt_update){.lr = lr, .loss_scale = b->scale};
+    int rc = zt_runtime_update(b->runtime, &b->update, e);
+    b->norm = b->update.grad_norm;
     return rc;
 }
 
