@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the libFuzzer targets with clang and the sanitizers in a folder and runs each.
 #   sh scripts/fuzz.sh [BUILD-FOLDER] [RUNS]      default build-fuzz, 1000000 runs (ZT_FUZZ_RUNS); the parser of run
-#                                                 files, fifty times slower than a frame, gets a twentieth
+#                                                 files, fifty times slower than a frame, gets a twentieth, the
+#                                                 traces of a step a fifth
 # Ends with "N targets, 0 findings" and 0, or names the target and the file that shows the fault.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -28,6 +29,7 @@ for t in $targets; do
     max=8192
     runs=$all_runs
     [ "$name" = spec ] && runs=$((all_runs / 20))
+    [ "$name" = trace ] && runs=$((all_runs / 5)) # one message, where the frame has all
     [ "$name" = frame ] && max=2048 # over the limit of 4096 before the hello lies in the unit tests
     [ -d "$here/tests/fuzz/corpus/$name" ] && seeds=$here/tests/fuzz/corpus/$name
     [ "$name" = spec ] && [ -d "$here/examples" ] && seeds="$seeds $here/examples"
