@@ -228,3 +228,18 @@ void zt_batch_traces(struct zt_batch *b, const char *run_id, Zt__StepTrace *cons
         c->u.trace.bytes = bytes;
     }
 }
+
+void zt_batch_dtypes(struct zt_batch *b, const char *run_id, const Zt__DtypesReport *r)
+{
+    struct change *c = add(b, CH_DTYPES);
+    size_t bytes = zt__dtypes_report__get_packed_size(r);
+    uint8_t *packed = take(b, bytes);
+    if (!c || !packed)
+        return;
+    zt__dtypes_report__pack(r, packed);
+    c->u.dtypes.run_id = copy_text(b, run_id);
+    c->u.dtypes.generation = r->generation;
+    c->u.dtypes.rank = r->rank;
+    c->u.dtypes.packed = packed;
+    c->u.dtypes.bytes = bytes;
+}

@@ -335,6 +335,34 @@ static void on_traces(struct zt_shell *sh, struct zt_session *s, const Zt__Envel
     store(sh, s, env, b, false);
 }
 
+static const char *bad_dtypes(const Zt__DtypesReport *r)
+{
+    if (r->n_rows > 64 || strlen(r->recipe) > 63 || !fits(r->compute, 255) || !fits(r->kernels, 255))
+        return "report: at most 64 rows, 63 bytes of recipe and 255 of compute and kernels are allowed";
+    for (size_t i = 0; i < r->n_rows; i++) {
+        const Zt__DtypeRow *d = r->rows[i];
+        if (!fits(d->what, 63) || !fits(d->configured, 63) || !fits(d->stored, 63) || !fits(d->used, 63))
+            return "report: at most 63 bytes are allowed in a row's texts";
+    }
+    return NULL;
+}
+
+static void on_dtypes(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
+{
+    const Zt__ReportDtypes *m = env->report_dtypes;
+    const char *bad = bad_place(m->run_id, m->report->rank);
+    if (!bad)
+        bad = bad_dtypes(m->report);
+    if (bad) {
+        refuse(s, env, ZT_EINVAL, bad);
+        return;
+    }
+    struct zt_batch *b = zt_batch_new();
+    if (b)
+        zt_batch_dtypes(b, m->run_id, m->report);
+    store(sh, s, env, b, false);
+}
+
 static bool newest_generation(struct zt_shell *sh, const char *run_id, uint32_t *generation)
 {
     int n = zt_machine_runs(sh->machine);
@@ -593,6 +621,7 @@ static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     case ZT__ENVELOPE__BODY_LOG_APPEND: on_log(sh, s, env); break;
     case ZT__ENVELOPE__BODY_REPORT_EVENT: on_event(sh, s, env); break;
     case ZT__ENVELOPE__BODY_REPORT_TRACES: on_traces(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_REPORT_DTYPES: on_dtypes(sh, s, env); break;
     default: on_rank(sh, s, env); break;
     }
 }
@@ -622,13 +651,14 @@ void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *
     case ZT__ENVELOPE__BODY_RANK_IN_COMM: case ZT__ENVELOPE__BODY_PUT_COMM_ID: case ZT__ENVELOPE__BODY_GET_COMM_ID:
     case ZT__ENVELOPE__BODY_REPORT_STEPS: case ZT__ENVELOPE__BODY_REPORT_FAILURE: case ZT__ENVELOPE__BODY_RANK_DONE:
     case ZT__ENVELOPE__BODY_LOG_APPEND: case ZT__ENVELOPE__BODY_REPORT_EVENT: case ZT__ENVELOPE__BODY_CHILD_EXITED:
-    case ZT__ENVELOPE__BODY_REPORT_TRACES:
+    case ZT__ENVELOPE__BODY_REPORT_TRACES: case ZT__ENVELOPE__BODY_REPORT_DTYPES:
         from_worker(sh, s, env);
         break;
     case ZT__ENVELOPE__BODY_SUBMIT: case ZT__ENVELOPE__BODY_CANCEL: case ZT__ENVELOPE__BODY_SHUTDOWN:
     case ZT__ENVELOPE__BODY_LIST_RUNS: case ZT__ENVELOPE__BODY_GET_RUN: case ZT__ENVELOPE__BODY_GET_METRICS:
     case ZT__ENVELOPE__BODY_GET_MEMORY: case ZT__ENVELOPE__BODY_GET_LOGS: case ZT__ENVELOPE__BODY_GET_EVENTS:
     case ZT__ENVELOPE__BODY_LIST_WORKERS: case ZT__ENVELOPE__BODY_GET_STATUS: case ZT__ENVELOPE__BODY_GET_TRACE:
+    case ZT__ENVELOPE__BODY_GET_DTYPES:
         from_client(sh, s, env);
         break;
     default:

@@ -40,6 +40,7 @@ int zt_query_metrics(sqlite3 *db, const Zt__GetMetrics *req, Zt__Envelope *reply
 int zt_query_memory(sqlite3 *db, const Zt__GetMemory *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_logs(sqlite3 *db, const Zt__GetLogs *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_events(sqlite3 *db, const Zt__GetEvents *req, Zt__Envelope *reply, struct zt_error *err);
+int zt_query_dtypes(sqlite3 *db, const Zt__GetDtypes *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_trace(sqlite3 *db, const Zt__GetTrace *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_list_runs(sqlite3 *db, const Zt__ListRuns *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, struct zt_error *err);

@@ -17,7 +17,8 @@
 #define SUMMARY_COLUMNS                                                                                     \
     "r.run_id, r.name, r.state, r.reason, r.steps, r.generation, r.attempt, r.submitted_ms, r.started_ms,"  \
     " r.ended_ms, CASE WHEN r.workers > 0 THEN r.workers ELSE json_extract(r.config, '$.workers') END, r.detail, r.priority, p.step, p.loss, p.tokens_per_second,"                    \
-    " p.peak_allocated_bytes, p.exposed_share, r.best_step"
+    " p.peak_allocated_bytes, p.exposed_share, p.loss_scale, p.skipped_steps"
+#define SUMMARY_N 20 /* columns */
 #define SUMMARY_FROM " FROM runs r LEFT JOIN run_progress p ON p.run_id = r.run_id"
 
 static void set_time(struct query *q, int column, int64_t *out, protobuf_c_boolean *has)
@@ -59,6 +60,10 @@ static Zt__RunSummary *read_summary(struct query *q)
     r->peak_allocated_bytes = sqlite3_column_int64(q->s, 16);
     r->has_exposed_share = q_has(q, 17);
     r->exposed_share = sqlite3_column_double(q->s, 17);
+    r->has_loss_scale = q_has(q, 18);
+    r->loss_scale = sqlite3_column_double(q->s, 18);
+    r->has_skipped_steps = q_has(q, 19);
+    r->skipped_steps = sqlite3_column_int64(q->s, 19);
     return r;
 }
 
@@ -244,9 +249,9 @@ int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, st
         d->replicate = (uint32_t)ref.replicate;
         d->shard = (uint32_t)ref.shard;
         d->tensor = (uint32_t)ref.tensor;
-        d->parameter_hash = q_string_or_null(&q, 19);
+        d->parameter_hash = q_string_or_null(&q, SUMMARY_N);
         d->has_restarts_counted = 1;
-        d->restarts_counted = (uint32_t)sqlite3_column_int64(q.s, 20);
+        d->restarts_counted = (uint32_t)sqlite3_column_int64(q.s, SUMMARY_N + 1);
     }
     if (d) {
         reply->body_case = ZT__ENVELOPE__BODY_RUN_DETAIL;

@@ -64,6 +64,10 @@ static void add(struct zt_rollup *r, const Zt__StepReport *in)
     FIRST(loss);
     FIRST(grad_norm);
     FIRST(lr);
+    FIRST(clip_coefficient);
+    FIRST(loss_scale);
+    FIRST(skipped);
+    FIRST(skipped_steps);
     FIRST(global_batch);
     FIRST(eval_loss);
     FIRST(eval_tokens);

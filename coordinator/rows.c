@@ -35,7 +35,7 @@ static const char *const sql_of[Q_COUNT] = {
                 " ON CONFLICT (run_id, generation, rank, seq) WHERE seq IS NOT NULL DO NOTHING",
     [Q_STEP_OLD] = "SELECT (SELECT generation FROM step_rank WHERE run_id=?1 AND step=?2 AND rank=?3),"
                    " (SELECT generation FROM step_rollup WHERE run_id=?1 AND step=?2)",
-    [Q_STEP] = "INSERT OR REPLACE INTO step_rank VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11)",
+    [Q_STEP] = "INSERT OR REPLACE INTO step_rank VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
     [Q_WORLD] = "SELECT world FROM attempts WHERE run_id=?1 AND generation=?2",
     [Q_SPEC_NUMBERS] = "SELECT per_rank_keep, warmup_steps FROM run_specs WHERE run_id=?1",
     [Q_WINDOW_RESERVED] = "UPDATE window_peak SET peak_reserved_bytes=?4 WHERE run_id=?1 AND rank=?2 AND window=?3",
@@ -45,18 +45,21 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_STEP_COUNT] = "SELECT generation, count(*) FROM step_rank WHERE run_id=?1 AND step=?2 GROUP BY generation"
                      " ORDER BY generation DESC LIMIT 1",
     [Q_STEP_ROWS] = "SELECT report FROM step_rank WHERE run_id=?1 AND step=?2 AND generation=?3 ORDER BY rank",
-    [Q_ROLLUP] = "INSERT INTO step_rollup VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16)"
+    [Q_ROLLUP] = "INSERT INTO step_rollup VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20)"
                  " ON CONFLICT (run_id, step) DO UPDATE SET generation=excluded.generation, ranks=excluded.ranks,"
                  " at_ms=excluded.at_ms, loss=excluded.loss, tokens=excluded.tokens,"
                  " tokens_per_second=excluded.tokens_per_second, step_seconds=excluded.step_seconds,"
                  " mean_step_seconds=excluded.mean_step_seconds, exposed_comm_seconds=excluded.exposed_comm_seconds,"
                  " mean_exposed_comm_seconds=excluded.mean_exposed_comm_seconds,"
                  " peak_allocated_bytes=excluded.peak_allocated_bytes, peak_reserved_bytes=excluded.peak_reserved_bytes,"
-                 " peak_rank=excluded.peak_rank, report=excluded.report WHERE excluded.generation >= step_rollup.generation",
-    [Q_PROGRESS] = "INSERT INTO run_progress VALUES (?1,?2,?3,?4,?5,?6,?7,?8) ON CONFLICT (run_id) DO UPDATE SET"
+                 " peak_rank=excluded.peak_rank, report=excluded.report, clip_coefficient=excluded.clip_coefficient,"
+                 " loss_scale=excluded.loss_scale, skipped=excluded.skipped, skipped_steps=excluded.skipped_steps"
+                 " WHERE excluded.generation >= step_rollup.generation",
+    [Q_PROGRESS] = "INSERT INTO run_progress VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT (run_id) DO UPDATE SET"
                    " generation=excluded.generation, step=excluded.step, loss=excluded.loss,"
                    " tokens_per_second=excluded.tokens_per_second, peak_allocated_bytes=excluded.peak_allocated_bytes,"
-                   " exposed_share=excluded.exposed_share, at_ms=excluded.at_ms"
+                   " exposed_share=excluded.exposed_share, at_ms=excluded.at_ms, loss_scale=excluded.loss_scale,"
+                   " skipped_steps=excluded.skipped_steps"
                    " WHERE (excluded.generation, excluded.step) >= (run_progress.generation, run_progress.step)",
     /* Only rows that are in a roll-up: after an absence of ours one rank's reports come long before another's. */
     [Q_TRIM] = "DELETE FROM step_rank WHERE run_id=?1 AND step BETWEEN ?2 AND ?3 AND step % 100 <> 0 AND EXISTS"
@@ -79,6 +82,8 @@ static const char *const sql_of[Q_COUNT] = {
                      " (SELECT step, row_number() OVER newest AS place, sum(sum(bytes)) OVER newest AS total FROM step_trace"
                      " WHERE run_id=?1 GROUP BY step WINDOW newest AS (ORDER BY max(generation) DESC, step DESC))"
                      " WHERE place > ?2 OR (place > 1 AND total > ?3))",
+    [Q_DTYPES] = "INSERT INTO rank_dtypes VALUES (?1,?2,?3,?4) ON CONFLICT (run_id, rank) DO UPDATE SET"
+                 " generation=excluded.generation, report=excluded.report WHERE excluded.generation >= rank_dtypes.generation",
 };
 
 int zt_writer_new(sqlite3 *db, int64_t log_quota, struct zt_writer **out, struct zt_error *err)
@@ -348,6 +353,18 @@ int w_event(struct zt_writer *w, const struct zt_row_event *r, int64_t seq, stru
     return w_done(w, Q_EVENT, "event row", err);
 }
 
+static int put_dtypes(struct zt_writer *w, const struct change *c, struct zt_error *err)
+{
+    sqlite3_stmt *s = w->q[Q_DTYPES];
+    if (w_rank_known(w, c->u.dtypes.run_id, c->u.dtypes.generation, c->u.dtypes.rank, err))
+        return err->code;
+    w_text(s, 1, c->u.dtypes.run_id);
+    sqlite3_bind_int64(s, 2, c->u.dtypes.rank);
+    sqlite3_bind_int64(s, 3, c->u.dtypes.generation);
+    w_blob(s, 4, c->u.dtypes.packed, c->u.dtypes.bytes);
+    return w_done(w, Q_DTYPES, "number formats", err);
+}
+
 /* ------------------------------------------------------------------------------ a batch */
 static int apply(struct zt_writer *w, const struct change *c, struct zt_batch_result *result, struct zt_error *err)
 {
@@ -363,6 +380,7 @@ static int apply(struct zt_writer *w, const struct change *c, struct zt_batch_re
     case CH_STEP: return w_step(w, c, err);
     case CH_LOG: return w_log(w, c, result, err);
     case CH_TRACE: return w_trace(w, c, err);
+    case CH_DTYPES: return put_dtypes(w, c, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "unknown change %d", (int)c->kind);
 }

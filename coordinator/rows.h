@@ -43,6 +43,8 @@ void zt_batch_event(struct zt_batch *b, const struct zt_row_event *row, int64_t 
 void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *const *steps, size_t n);
 /* ZT_EINVAL for one that zt_trace_check does not pass. */
 void zt_batch_traces(struct zt_batch *b, const char *run_id, Zt__StepTrace *const *traces, size_t n);
+/* One rank's number formats. */
+void zt_batch_dtypes(struct zt_batch *b, const char *run_id, const Zt__DtypesReport *r);
 /* A piece of a log stream at its byte offset. Only one per batch: the result is the stream's new end. */
 void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, uint32_t rank, uint64_t offset,
                   bool err, const void *data, size_t bytes, int64_t at_ms);

@@ -11,7 +11,7 @@
 #include "coordinator/migrate.h"
 #include "coordinator/rows.h"
 
-enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG, CH_TRACE };
+enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG, CH_TRACE, CH_DTYPES };
 
 struct change {
     struct change *next;
@@ -39,6 +39,7 @@ struct change {
             const char *run_id; uint32_t generation, rank, part; int64_t step;
             const uint8_t *packed; size_t bytes;
         } trace;
+        struct { const char *run_id; uint32_t generation, rank; const uint8_t *packed; size_t bytes; } dtypes;
     } u;
 };
 
@@ -55,7 +56,7 @@ enum statement {
     Q_STEP_OLD, Q_STEP, Q_WORLD, Q_SPEC_NUMBERS, Q_WINDOW_GET, Q_WINDOW_PUT, Q_WINDOW_RESERVED,
     Q_STEP_COUNT, Q_STEP_ROWS, Q_ROLLUP, Q_PROGRESS, Q_TRIM,
     Q_RANK_KNOWN, Q_LOG_NEXT, Q_LOG, Q_LOG_STREAM, Q_LOG_USAGE, Q_LOG_USAGE_GET, Q_LOG_OLDEST, Q_LOG_DELETE,
-    Q_TRACE_OLD, Q_TRACE_DROP, Q_TRACE, Q_TRACE_TRIM, Q_COUNT
+    Q_TRACE_OLD, Q_TRACE_DROP, Q_TRACE, Q_TRACE_TRIM, Q_DTYPES, Q_COUNT
 };
 
 struct touched { char run_id[ZT_RUN_ID_MAX + 1]; int64_t step; };

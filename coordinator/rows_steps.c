@@ -189,6 +189,8 @@ int w_step(struct zt_writer *w, const struct change *c, struct zt_error *err)
     w_number(s, 9, r->has_peak_allocated_bytes, r->peak_allocated_bytes);
     w_number(s, 10, r->has_peak_reserved_bytes, r->peak_reserved_bytes);
     w_blob(s, 11, c->u.step.packed, c->u.step.bytes);
+    w_real(s, 12, r->has_loss_scale, r->loss_scale);
+    w_number(s, 13, r->has_skipped, r->skipped);
     if (w_done(w, Q_STEP, "step row", err) || put_windows(w, c, err))
         return err->code;
     return touch(w, run_id, r->step, err);
@@ -220,6 +222,10 @@ static int put_rollup(struct zt_writer *w, const char *run_id, const struct zt_r
     w_number(s, 14, p->has_peak_reserved_bytes, p->peak_reserved_bytes);
     w_number(s, 15, r->has_peak, r->peak_rank);
     w_blob(s, 16, packed, n);
+    w_real(s, 17, p->has_clip_coefficient, p->clip_coefficient);
+    w_real(s, 18, p->has_loss_scale, p->loss_scale);
+    w_number(s, 19, p->has_skipped, p->skipped);
+    w_number(s, 20, p->has_skipped_steps, p->skipped_steps);
     int code = w_done(w, Q_ROLLUP, "roll-up", err);
     free(packed);
     if (code)
@@ -234,6 +240,8 @@ static int put_rollup(struct zt_writer *w, const char *run_id, const struct zt_r
     w_real(s, 7, r->has_mean_step && r->has_mean_exposed && r->mean_step_seconds > 0,
          r->mean_step_seconds > 0 ? r->mean_exposed_comm_seconds / r->mean_step_seconds : 0);
     sqlite3_bind_int64(s, 8, wall_ms);
+    w_real(s, 9, p->has_loss_scale, p->loss_scale);
+    w_number(s, 10, p->has_skipped_steps, p->skipped_steps);
     return w_done(w, Q_PROGRESS, "run progress", err);
 }
 

@@ -120,6 +120,15 @@ static void tell_skipped(const struct zt_trainer *t, double scale) {
                     "STEP_SKIPPED", text);
 }
 
+/* A scale that falls is told with the step that was skipped for it. */
+static void tell_grown(const struct zt_trainer *t, double before) {
+    char text[128];
+    if (!t->hooks->event || t->config->rank != 0 || !(t->scaler.scale > before)) return;
+    snprintf(text, sizeof text, "step %lld: loss scale %g -> %g after %lld good steps in a row",
+             (long long)t->step, before, t->scaler.scale, (long long)t->scaler.interval);
+    t->hooks->event(t->hooks->arg, ZT_EVENT_INFO, "SCALE_CHANGED", text);
+}
+
 /* The loss does not carry the loss scale, so one that is not finite is never the scaler's doing. A
  * gradient that is not finite is, until the scale has come down to 1. */
 static int update(struct zt_trainer *t, struct zt_error *err) {
@@ -140,7 +149,10 @@ static int update(struct zt_trainer *t, struct zt_error *err) {
     zt_progress_phase(t, ZT_PHASE_OPTIMIZER);
     TRY(zt_runtime_update(t->runtime, &u, err));
     TRY(zt_runtime_collect(t->runtime, err));
-    if (scaled) zt_loss_scaler_update(&t->scaler, u.skipped);
+    if (scaled) {
+        zt_loss_scaler_update(&t->scaler, u.skipped);
+        tell_grown(t, u.loss_scale);
+    }
     t->skipped += u.skipped;
     r->lr = u.lr;
     r->grad_norm = u.grad_norm;

@@ -386,6 +386,8 @@ static bool is_request(Zt__Envelope__BodyCase body)
     case ZT__ENVELOPE__BODY_SHUTDOWN:
     case ZT__ENVELOPE__BODY_REPORT_TRACES:
     case ZT__ENVELOPE__BODY_GET_TRACE:
+    case ZT__ENVELOPE__BODY_REPORT_DTYPES:
+    case ZT__ENVELOPE__BODY_GET_DTYPES:
         return true;
     default:
         return false;

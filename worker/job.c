@@ -315,6 +315,23 @@ static void on_traces(struct zw_job *j, const Zt__ReportTraces *r)
     zw_job_pump(j);
 }
 
+/* The newest counts; there is one per generation. */
+static void on_dtypes(struct zw_job *j, Zt__DtypesReport *r)
+{
+    size_t n = zt__dtypes_report__get_packed_size(r);
+    uint8_t *bytes = malloc(n);
+    r->rank = j->rank;
+    r->generation = j->generation;
+    if (bytes && j->dtypes_told != ZW_SENT) {
+        n = zt__dtypes_report__pack(r, bytes);
+        zt__dtypes_report__free_unpacked(j->dtypes, NULL);
+        j->dtypes = zt__dtypes_report__unpack(NULL, n, bytes);
+        j->dtypes_told = ZW_NOT_YET;
+    }
+    free(bytes);
+    zw_job_pump(j);
+}
+
 static void on_done(struct zw_job *j, const Zt__TrainerDone *d)
 {
     Zt__Envelope env = ZT__ENVELOPE__INIT;
@@ -343,6 +360,9 @@ static int on_child_frame(void *arg, const Zt__Envelope *env, struct zt_error *e
         break;
     case ZT__ENVELOPE__BODY_REPORT_TRACES:
         on_traces(j, env->report_traces);
+        break;
+    case ZT__ENVELOPE__BODY_REPORT_DTYPES:
+        on_dtypes(j, env->report_dtypes->report);
         break;
     case ZT__ENVELOPE__BODY_PUT_COMM_ID:
     case ZT__ENVELOPE__BODY_GET_COMM_ID:
@@ -699,6 +719,36 @@ static void on_traces_reply(void *arg, const Zt__Envelope *reply, const struct z
     zw_job_pump(j);
 }
 
+static void on_dtypes_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
+{
+    struct ask *a = arg;
+    struct zw_job *j = a->job;
+    free(a);
+    j->requests--;
+    j->dtypes_told = ZW_ACKED;
+    if (err) {
+        refuse(j, "number formats", reply, err, &j->dtypes_told);
+    }
+    if (j->dtypes_told == ZW_ACKED) {
+        zt__dtypes_report__free_unpacked(j->dtypes, NULL);
+        j->dtypes = NULL;
+    }
+    zw_job_pump(j);
+}
+
+static void send_dtypes(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportDtypes r = ZT__REPORT_DTYPES__INIT;
+    r.run_id = j->run_id;
+    r.report = j->dtypes;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_DTYPES;
+    env.report_dtypes = &r;
+    if (ask_send(ask_new(j), &env, on_dtypes_reply) == 0) {
+        j->dtypes_told = ZW_SENT;
+    }
+}
+
 static void on_log_reply(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
 {
     struct ask *a = arg;
@@ -821,10 +871,13 @@ void zw_job_pump(struct zw_job *j)
     if (j->traces_out.n > 0 && j->traces_told == ZW_NOT_YET) {
         send_traces(j);
     }
+    if (j->dtypes && j->dtypes_told == ZW_NOT_YET) {
+        send_dtypes(j);
+    }
     if (j->log_told == ZW_NOT_YET) {
         send_log(j);
     }
-    if (j->batch.n > 0 || zw_steps_count(&j->steps) > 0 || j->traces_out.n > 0 || j->traces.first) {
+    if (j->batch.n > 0 || zw_steps_count(&j->steps) > 0 || j->traces_out.n > 0 || j->traces.first || j->dtypes) {
         return; /* what follows is told behind the reports */
     }
     if (j->has_verdict && j->verdict_told == ZW_NOT_YET) {
@@ -853,6 +906,7 @@ static void job_free(struct zw_job *j)
     zw_logs_free(&j->logs);
     zw_batch_free(&j->batch);
     zw_batch_free(&j->traces_out);
+    zt__dtypes_report__free_unpacked(j->dtypes, NULL);
     zt_envelope_free(j->verdict, j->verdict_arena);
     zt_decoder_free(&j->decoder);
     free(j->log_chunk);

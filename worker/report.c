@@ -98,6 +98,34 @@ static void put_memory(struct zw_report_box *box, const struct zt_step_report *r
     out->eval_peak = put_window(&box->eval, &box->eval_at, &box->eval_persistent, &r->eval);
 }
 
+static char *dtype(int t)
+{
+    return t < 0 ? NULL : (char *)(uintptr_t)zt_dtype_name((enum zt_dtype)t);
+}
+
+void zw_dtypes_fill(struct zw_dtypes_box *box, const struct zt_dtypes_report *d)
+{
+    Zt__DtypesReport *out = &box->report;
+    zt__dtypes_report__init(out);
+    out->rank = (uint32_t)d->rank;
+    out->generation = d->generation;
+    out->step = d->step;
+    out->recipe = (char *)(uintptr_t)d->recipe;
+    out->compute = d->compute[0] ? (char *)(uintptr_t)d->compute : NULL;
+    out->kernels = d->kernels[0] ? (char *)(uintptr_t)d->kernels : NULL;
+    for (int i = 0; i < ZT_ROW_COUNT; i++) {
+        Zt__DtypeRow *r = &box->row[i];
+        zt__dtype_row__init(r);
+        r->what = (char *)(uintptr_t)zt_dtype_row_name((enum zt_dtype_row)i);
+        r->configured = dtype(d->row[i].configured);
+        r->stored = dtype(d->row[i].stored);
+        r->used = dtype(d->row[i].used);
+        box->rows[i] = r;
+    }
+    out->n_rows = ZT_ROW_COUNT;
+    out->rows = box->rows;
+}
+
 void zw_report_fill(struct zw_report_box *box, const struct zt_step_report *r)
 {
     Zt__StepReport *out = &box->report;
@@ -110,6 +138,12 @@ void zw_report_fill(struct zw_report_box *box, const struct zt_step_report *r)
     PUT_DOUBLE(local_loss, r->local_loss);
     PUT_DOUBLE(grad_norm, r->grad_norm);
     PUT_DOUBLE(lr, r->lr);
+    PUT_DOUBLE(clip_coefficient, r->clip_coefficient);
+    PUT_DOUBLE(loss_scale, r->loss_scale);
+    out->has_skipped = 1;
+    out->skipped = r->skipped;
+    PUT_COUNT(skipped_steps, r->skipped_steps);
+    PUT_COUNT(nonfinite_gradients, r->nonfinite_gradients);
     PUT_COUNT(tokens, r->tokens);
     PUT_COUNT(tokens_input, r->tokens_input);
     PUT_COUNT(tokens_supervised, r->tokens_supervised);

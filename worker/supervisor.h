@@ -62,7 +62,8 @@ struct zw_job {
     struct zw_traces traces;
     struct zw_batch traces_out; /* sent, not acknowledged */
     uint64_t traces_dropped_told;
-    enum zw_told batch_told, traces_told, log_told, verdict_told, exit_told;
+    Zt__DtypesReport *dtypes;   /* NULL: nothing was told, or all is */
+    enum zw_told batch_told, traces_told, dtypes_told, log_told, verdict_told, exit_told;
     bool has_verdict;
     Zt__Envelope *verdict;      /* RankDone or ReportFailure */
     void *verdict_arena;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -358,7 +359,7 @@ static void hook_event(void *arg, enum zt_event_level level, const char *kind, c
 
 static void log_step(struct trainer *t, const struct zt_step_report *r)
 {
-    char alloc[32], rsv[32], tps[32], exposed[32];
+    char alloc[32], rsv[32], tps[32], exposed[32], scaler[96] = "";
     double dt = r->step_seconds;
     int64_t freq = t->spec.metrics.log_freq;
     if (r->step != 1 && !r->last && (freq <= 0 || r->step % freq != 0)) {
@@ -369,12 +370,19 @@ static void log_step(struct trainer *t, const struct zt_step_report *r)
     zt_format_bytes((double)r->peak_allocated_bytes, alloc, sizeof(alloc));
     zt_format_bytes((double)r->peak_reserved_bytes, rsv, sizeof(rsv));
     zt_format_seconds(r->exposed.exposed_comm_seconds, exposed, sizeof(exposed));
+    if (!isnan(r->loss_scale)) {
+        snprintf(scaler, sizeof(scaler), "  scale: %g", r->loss_scale);
+    }
+    if (r->skipped_steps > 0) {
+        size_t n = strlen(scaler);
+        snprintf(scaler + n, sizeof(scaler) - n, "  skipped: %lld%s", (long long)r->skipped_steps, r->skipped ? " (this one)" : "");
+    }
     log_line(t,
              "step: %2lld  loss: %8.5f  grad_norm: %7.4f  memory: %.2fGiB(%.2f%%)  tps: %s  alloc: %s  rsv: %s  "
-             "exposed: %s(%.1f%%)  lr: %.3e",
+             "exposed: %s(%.1f%%)  lr: %.3e%s",
              (long long)r->step, r->loss, r->grad_norm, (double)r->peak_reserved_bytes / (double)ZT_GIB,
              t->capacity > 0 ? 100.0 * (double)r->peak_reserved_bytes / (double)t->capacity : 0.0, tps, alloc, rsv,
-             exposed, dt > 0 ? 100.0 * r->exposed.exposed_comm_seconds / dt : 0.0, r->lr);
+             exposed, dt > 0 ? 100.0 * r->exposed.exposed_comm_seconds / dt : 0.0, r->lr, scaler);
 }
 
 static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error *err)
@@ -427,6 +435,21 @@ static void hook_collectives(void *arg, const struct zt_step_trace *s)
         t->traces_lost = 0;
         hook_event(t, ZT_EVENT_WARNING, "TRACE_DROPPED", text);
     }
+}
+
+static void hook_dtypes(void *arg, const struct zt_dtypes_report *d)
+{
+    struct trainer *t = arg;
+    struct zw_dtypes_box box;
+    struct zt_error ignored; /* a supervisor that is gone is noticed by the next report */
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportDtypes r = ZT__REPORT_DTYPES__INIT;
+    zw_dtypes_fill(&box, d);
+    r.run_id = t->start->run_id;
+    r.report = &box.report;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_DTYPES;
+    env.report_dtypes = &r;
+    (void)post(t, &env, &ignored);
 }
 
 /* --------------------------------------------------------------------------------------- ending */
@@ -560,7 +583,7 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
     struct zt_train_result result = {.peer = -1};
     const struct zt_train_hooks hooks = {.arg = t, .ready = hook_ready, .comm_id = hook_comm_id,
                                          .in_comm = hook_in_comm, .step = hook_step,
-                                         .collectives = hook_collectives, .event = hook_event};
+                                         .collectives = hook_collectives, .dtypes = hook_dtypes, .event = hook_event};
     log_start(t);
     bool in_run = false;
     int rc = read_spec(t, &err);

@@ -17,5 +17,7 @@ struct zw_report_box {
     Zt__ExposedBy by[ZT_EXPOSED_BY_MAX], *by_list[ZT_EXPOSED_BY_MAX];
 };
 void zw_report_fill(struct zw_report_box *box, const struct zt_step_report *r);
+struct zw_dtypes_box { Zt__DtypesReport report; Zt__DtypeRow row[ZT_ROW_COUNT], *rows[ZT_ROW_COUNT]; };
+void zw_dtypes_fill(struct zw_dtypes_box *box, const struct zt_dtypes_report *d);
 
 #endif

@@ -13,6 +13,7 @@ int zt_cmd_run(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
 int zt_cmd_explain(const struct zt_options *o);
+int zt_cmd_dtypes(const struct zt_options *o);
 int zt_cmd_status(const struct zt_options *o);
 int zt_cmd_list(const struct zt_options *o);
 int zt_cmd_watch(const struct zt_options *o);
@@ -63,8 +64,10 @@ int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
 int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char *run, bool ranks,
                      int64_t after, json_t *rows, int64_t *last, struct zt_error *err);
-/* Columns of a table of step rows; the generation is one of them when there is more than one. */
-const struct zt_column *zt_step_columns(const json_t *rows, bool ranks);
+/* Columns of a table of step rows; the generation is one of them when there is more than one, loss scale and
+ * skipped steps when there are any. */
+#define ZT_STEP_COLUMNS 24
+void zt_step_columns(const json_t *rows, bool ranks, struct zt_column out[ZT_STEP_COLUMNS]);
 /* What the newest generation that ran out of memory said: its `oom` with generation, rank and worker; null
  * when none did. */
 json_t *zt_oom_of(const Zt__RunDetail *d);

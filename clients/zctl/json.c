@@ -77,6 +77,10 @@ static json_t *step_fields(const char *run, int64_t step, uint32_t generation, c
     put(o, "loss", REAL(r, loss));
     put(o, "grad_norm", REAL(r, grad_norm));
     put(o, "lr", REAL(r, lr));
+    put(o, "clip_coefficient", REAL(r, clip_coefficient));
+    put(o, "loss_scale", REAL(r, loss_scale));
+    put(o, "skipped", r->has_skipped ? json_boolean(r->skipped) : json_null());
+    put(o, "skipped_steps", INT(r, skipped_steps));
     put(o, "tokens", INT(r, tokens));
     put(o, "tokens_per_second", tokens_per_second);
     put(o, "step_seconds", REAL(r, step_seconds));
@@ -133,6 +137,7 @@ json_t *zt_json_rank(const char *run, struct zt_mesh mesh, const Zt__StepReport 
     put(o, "rank", json_integer(r->rank));
     put(o, "coords", coords(mesh, r->rank));
     put(o, "local_loss", REAL(r, local_loss));
+    put(o, "nonfinite_gradients", INT(r, nonfinite_gradients));
     put(o, "phase_of_peak", zt_json_text(r->phase_of_peak));
     put(o, "at_peak", tags(r->at_peak));
     put(o, "category_max", tags(r->category_max));
@@ -160,6 +165,8 @@ json_t *zt_json_summary(const Zt__RunSummary *s) {
     put(o, "tokens_per_second", REAL(s, tokens_per_second));
     put(o, "peak_allocated_bytes", INT(s, peak_allocated_bytes));
     put(o, "exposed_share", REAL(s, exposed_share));
+    put(o, "loss_scale", REAL(s, loss_scale));
+    put(o, "skipped_steps", INT(s, skipped_steps));
     put(o, "workers", INT(s, workers));
     put(o, "priority", INT(s, priority));
     put(o, "submitted", zt_json_time(s->submitted_ms));
@@ -261,6 +268,26 @@ json_t *zt_json_memory(const Zt__MemoryRow *row) {
     put(o, "window", zt_json_text(row->window));
     put(o, "predicted", json_null()); /* the planner is not in this version */
     put(o, "measured", m);
+    return o;
+}
+
+json_t *zt_json_dtypes(const Zt__DtypesReport *r) {
+    json_t *o = json_object(), *rows = json_array();
+    for (size_t i = 0; i < r->n_rows; i++) {
+        const Zt__DtypeRow *d = r->rows[i];
+        json_t *row = json_object();
+        put(row, "what", zt_json_text(d->what));
+        put(row, "configured", zt_json_text(d->configured));
+        put(row, "stored", zt_json_text(d->stored));
+        put(row, "used", zt_json_text(d->used));
+        json_array_append_new(rows, row);
+    }
+    put(o, "rank", json_integer(r->rank));
+    put(o, "step", json_integer(r->step));
+    put(o, "recipe", zt_json_text(r->recipe));
+    put(o, "types", rows);
+    put(o, "compute", zt_json_text(r->compute));
+    put(o, "kernels", zt_json_text(r->kernels));
     return o;
 }
 

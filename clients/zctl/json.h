@@ -15,6 +15,7 @@ json_t *zt_json_rank(const char *run, struct zt_mesh mesh, const Zt__StepReport 
 json_t *zt_json_summary(const Zt__RunSummary *s);
 json_t *zt_json_run(const Zt__RunDetail *d);
 json_t *zt_json_memory(const Zt__MemoryRow *row);
+json_t *zt_json_dtypes(const Zt__DtypesReport *r);
 json_t *zt_json_worker(const Zt__WorkerInfo *w);
 json_t *zt_json_event(const Zt__Event *e);
 json_t *zt_json_cluster(const Zt__ClusterStatus *s);

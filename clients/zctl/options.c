@@ -25,6 +25,10 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                         "names of other programs; modes: all of them side by side). With a RUN: the collectives "
                         "of one of its steps, in order and with the reason of each.",
                         "zctl explain zero3 --shard 8 --recipe mixed16"},
+    [ZT_CMD_DTYPES] = {"dtypes", "RUN", true,
+                       "The number formats of a run: as configured, as stored, as really used (read after its first "
+                       "update).",
+                       "zctl dtypes quickstart"},
     [ZT_CMD_STATUS] = {"status", "RUN", false, "What runs where and how far; with RUN, that run in detail.",
                        "zctl status quickstart"},
     [ZT_CMD_LIST] = {"list", NULL, false, "All runs, the newest first, ended ones too.",

@@ -163,6 +163,10 @@ static void print_now(FILE *out, const Zt__RunSummary *s) {
         fprintf(out, "  peak allocated %s", zt_format_bytes((double)s->peak_allocated_bytes, a, sizeof a));
     if (s->has_exposed_share)
         fprintf(out, "  exposed comm %.1f %%", 100 * s->exposed_share);
+    if (s->has_loss_scale)
+        fprintf(out, "  loss scale %g", s->loss_scale);
+    if (s->has_skipped_steps && s->skipped_steps > 0)
+        fprintf(out, "  steps skipped %s", zt_format_count(s->skipped_steps, a, sizeof a));
     fputc('\n', out);
 }
 
@@ -392,13 +396,15 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
     }
 }
 
-/* The first column is left out of a table that holds one generation only. */
+/* Generation, loss scale and skipped steps are left out of a table that has nothing to say about them. */
 static const struct zt_column step_columns[] = {
     {"GEN", "generation", ZT_CELL_COUNT, 0},
     {"STEP", "step", ZT_CELL_COUNT, 0},
     {"LOSS", "loss", ZT_CELL_FIXED, 5},
     {"NORM", "grad_norm", ZT_CELL_FIXED, 4},
     {"LR", "lr", ZT_CELL_NUMBER, 4},
+    {"SCALE", "loss_scale", ZT_CELL_NUMBER, 6},
+    {"SKIPPED", "skipped_steps", ZT_CELL_COUNT, 0},
     {"TOKENS", "tokens", ZT_CELL_COUNT, 0},
     {"TOK/S", "tokens_per_second", ZT_CELL_COUNT, 0},
     {"STEP TIME", "step_seconds", ZT_CELL_SECONDS, 0},
@@ -447,13 +453,29 @@ static void keep_tail(json_t *rows, int n) {
     json_decref(tail);
 }
 
-const struct zt_column *zt_step_columns(const json_t *rows, bool ranks) {
+static bool column_says_something(const json_t *rows, const char *path) {
+    const json_t *first = json_object_get(json_array_get(rows, 0), path), *row;
+    bool generation = strcmp(path, "generation") == 0;
+    size_t i;
+    if (!generation && strcmp(path, "loss_scale") != 0 && strcmp(path, "skipped_steps") != 0)
+        return true;
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
+        const json_t *v = json_object_get(row, path);
+        if (generation ? !json_equal(v, first) : json_number_value(v) > 0)
+            return true;
+    }
+    return false;
+}
+
+void zt_step_columns(const json_t *rows, bool ranks, struct zt_column out[ZT_STEP_COLUMNS]) {
     const struct zt_column *c = ranks ? step_rank_columns : step_columns;
-    const json_t *first = json_object_get(json_array_get(rows, 0), "generation");
-    for (size_t i = 1; i < json_array_size(rows); i++)
-        if (!json_equal(json_object_get(json_array_get(rows, i), "generation"), first))
-            return c;
-    return c + 1;
+    _Static_assert(sizeof step_columns / sizeof *step_columns <= ZT_STEP_COLUMNS &&
+                   sizeof step_rank_columns / sizeof *step_rank_columns <= ZT_STEP_COLUMNS, "room");
+    int n = 0;
+    for (; c->header; c++)
+        if (column_says_something(rows, c->path))
+            out[n++] = *c;
+    out[n] = *c;
 }
 
 int zt_cmd_metrics(const struct zt_options *o) {
@@ -467,11 +489,13 @@ int zt_cmd_metrics(const struct zt_options *o) {
                               &err);
     if (rc == 0) {
         keep_tail(rows, o->tail);
+        struct zt_column columns[ZT_STEP_COLUMNS];
         json_t *j = wrap("steps", rows);
+        zt_step_columns(rows, ranks, columns);
         if (o->format == ZT_FORMAT_TABLE && json_array_size(rows) == 0)
             puts("no steps were reported");
         else
-            rc = zt_print_rows(stdout, o, j, rows, zt_step_columns(rows, ranks), &err);
+            rc = zt_print_rows(stdout, o, j, rows, columns, &err);
         json_decref(j);
     }
     json_decref(rows);

@@ -454,6 +454,10 @@ static void print_step(struct local *l, const json_t *row, FILE *out) {
         fprintf(out, "   %s tok/s", zt_format_count((int64_t)rate, c, sizeof c));
     if (!isnan(exposed) && s > 0)
         fprintf(out, "   exposed comm %.1f %%", 100 * exposed / s);
+    if (!isnan(real_at(row, "loss_scale")))
+        fprintf(out, "   scale %g", real_at(row, "loss_scale"));
+    if (real_at(row, "skipped_steps") > 0)
+        fprintf(out, "   skipped %lld", (long long)json_integer_value(json_object_get(row, "skipped_steps")));
     if (!isnan(peak))
         fprintf(out, "   peak %s", zt_format_bytes(peak, d, sizeof d));
     fputs(eta, out);

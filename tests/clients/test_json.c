@@ -7,13 +7,13 @@
 
 /* The field lists of the manual. */
 static const char step_fields[] =
-    "run generation step loss grad_norm lr tokens tokens_per_second step_seconds data_seconds "
+    "run generation step loss grad_norm lr clip_coefficient loss_scale skipped skipped_steps tokens tokens_per_second step_seconds data_seconds "
     "forward_seconds backward_seconds optimizer_seconds checkpoint_seconds eval_seconds comm_seconds "
     "exposed_comm_seconds stall_seconds tail_seconds straggler_wait_seconds idle_seconds exposed_by "
     "peak_allocated_bytes peak_reserved_bytes peak_rank eval_loss eval_perplexity eval_tokens tokens_input "
     "tokens_supervised tokens_padding global_batch";
 static const char rank_fields[] =
-    " rank coords local_loss phase_of_peak at_peak category_max reserved_at_peak_bytes "
+    " rank coords local_loss nonfinite_gradients phase_of_peak at_peak category_max reserved_at_peak_bytes "
     "max_unused_reserved_bytes end_of_step_allocated_bytes outside_allocator_bytes sent_bytes "
     "parameter_hash";
 static const char tag_fields[] = "parameters gradients optimizer activations temporary communication";
@@ -54,6 +54,11 @@ static Zt__StepReport report(void) {
     r.step_seconds = 0.5;
     r.has_peak_allocated_bytes = true;
     r.peak_allocated_bytes = 21;
+    r.has_loss_scale = r.has_skipped = r.has_skipped_steps = r.has_clip_coefficient = true;
+    r.loss_scale = 65536;
+    r.skipped = false;
+    r.skipped_steps = 2;
+    r.clip_coefficient = 0.5;
     by.group = (char *)(uintptr_t)"dp_replicate";
     by.kind = (char *)(uintptr_t)"all_reduce";
     by.seconds = 0.25;
@@ -90,6 +95,8 @@ Test(json, step_row) {
     cr_assert_eq(number(o, "tokens_per_second"), 8192);
     cr_assert_eq(number(o, "peak_rank"), 5);
     cr_assert(json_is_integer(json_object_get(o, "peak_allocated_bytes")));
+    cr_assert(number(o, "loss_scale") == 65536 && number(o, "skipped_steps") == 2 && number(o, "clip_coefficient") == 0.5);
+    cr_assert(json_is_false(json_object_get(o, "skipped")));
     cr_assert(json_is_null(json_object_get(o, "eval_loss")));
     cr_assert(json_is_null(json_object_get(o, "eval_perplexity")));
     cr_assert(json_is_null(json_object_get(o, "peak_reserved_bytes")));
@@ -174,6 +181,26 @@ Test(json, run_detail) {
     cr_assert(json_is_null(json_object_get(o, "checkpoint")));
     cr_assert(json_is_null(json_object_get(o, "parameter_hash")));
     cr_assert_str_eq(json_string_value(json_object_get(o, "submitted")), "2023-11-14T22:13:20.123Z");
+    json_decref(o);
+}
+
+Test(json, number_formats) {
+    Zt__DtypesReport r = ZT__DTYPES_REPORT__INIT;
+    Zt__DtypeRow a = ZT__DTYPE_ROW__INIT, b = ZT__DTYPE_ROW__INIT, *rows[2] = {&a, &b};
+    a.what = (char *)(uintptr_t)"gathered";
+    a.configured = a.stored = a.used = (char *)(uintptr_t)"bf16";
+    b.what = (char *)(uintptr_t)"master";
+    r.rank = 3;
+    r.step = 1;
+    r.recipe = (char *)(uintptr_t)"fsdp_mixed";
+    r.rows = rows;
+    r.n_rows = 2;
+    json_t *o = zt_json_dtypes(&r), *types = json_object_get(o, "types");
+    expect_fields(o, "rank step recipe types compute kernels");
+    expect_fields(json_array_get(types, 0), "what configured stored used");
+    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(types, 0), "used")), "bf16");
+    cr_assert(json_is_null(json_object_get(json_array_get(types, 1), "stored")));
+    cr_assert(json_is_null(json_object_get(o, "compute")));
     json_decref(o);
 }
 

@@ -62,18 +62,58 @@ Test(read, a_healthy_run_is_not_explained_by_an_old_fault) {
     free(out);
 }
 
+/* Header of the i-th column. */
+static const char *header(const json_t *rows, bool ranks, int i) {
+    static struct zt_column c[ZT_STEP_COLUMNS];
+    zt_step_columns(rows, ranks, c);
+    return c[i].header;
+}
+
+static bool has_header(const json_t *rows, bool ranks, const char *name) {
+    for (int i = 0; header(rows, ranks, i); i++)
+        if (strcmp(header(rows, ranks, i), name) == 0)
+            return true;
+    return false;
+}
+
+Test(read, loss_scale_and_skipped_steps_have_columns_where_there_are_any) {
+    json_t *none = json_loads("[{\"generation\": 1, \"loss_scale\": null, \"skipped_steps\": 0}]", 0, NULL);
+    json_t *scaled = json_loads("[{\"loss_scale\": 65536.0, \"skipped_steps\": 0}, {\"loss_scale\": 32768.0, \"skipped_steps\": 1}]",
+                                0, NULL);
+    json_t *skipped = json_loads("[{\"loss_scale\": null, \"skipped_steps\": 0}, {\"skipped_steps\": 2}]", 0, NULL);
+    cr_expect(!has_header(none, false, "SCALE") && !has_header(none, false, "SKIPPED"));
+    cr_expect(has_header(scaled, false, "SCALE") && has_header(scaled, false, "SKIPPED"));
+    cr_expect(!has_header(skipped, false, "SCALE") && has_header(skipped, false, "SKIPPED"));
+    cr_expect(has_header(none, false, "EXPOSED BY") && has_header(scaled, false, "EXPOSED BY"));
+    json_decref(none);
+    json_decref(scaled);
+    json_decref(skipped);
+    restarted();
+    summary.has_loss = summary.has_loss_scale = summary.has_skipped_steps = true;
+    summary.loss_scale = 32768;
+    summary.skipped_steps = 3;
+    char *out = printed();
+    cr_expect(strstr(out, "  loss scale 32768  steps skipped 3\n"), "%s", out);
+    free(out);
+    summary.has_loss_scale = false;
+    summary.skipped_steps = 0;
+    out = printed();
+    cr_expect(!strstr(out, "scale") && !strstr(out, "skipped"), "%s", out);
+    free(out);
+}
+
 Test(read, generations_are_told_apart_when_there_are_two) {
     json_t *one = json_loads("[{\"generation\": 2, \"step\": 1}, {\"generation\": 2, \"step\": 2}]", 0, NULL);
     json_t *two = json_loads("[{\"generation\": 2, \"step\": 1}, {\"generation\": 1, \"step\": 2}]", 0, NULL);
     json_t *none = json_array();
     for (int ranks = 0; ranks < 2; ranks++) {
-        cr_assert_str_eq(zt_step_columns(one, ranks)[0].header, "STEP");
-        cr_assert_str_eq(zt_step_columns(none, ranks)[0].header, "STEP");
-        cr_assert_str_eq(zt_step_columns(two, ranks)[0].header, "GEN");
-        cr_assert_str_eq(zt_step_columns(two, ranks)[1].header, "STEP");
+        cr_assert_str_eq(header(one, ranks, 0), "STEP");
+        cr_assert_str_eq(header(none, ranks, 0), "STEP");
+        cr_assert_str_eq(header(two, ranks, 0), "GEN");
+        cr_assert_str_eq(header(two, ranks, 1), "STEP");
     }
-    cr_assert_str_eq(zt_step_columns(one, true)[1].header, "RANK");
-    cr_assert_str_eq(zt_step_columns(one, false)[1].header, "LOSS");
+    cr_assert_str_eq(header(one, true, 1), "RANK");
+    cr_assert_str_eq(header(one, false, 1), "LOSS");
     json_decref(one);
     json_decref(two);
     json_decref(none);

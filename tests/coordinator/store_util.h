@@ -200,6 +200,11 @@ static inline Zt__StepReport *report(struct a_report *a, uint32_t rank, int64_t 
     a->r.has_peak_allocated_bytes = a->r.has_peak_reserved_bytes = 1;
     a->r.peak_allocated_bytes = 1000000 + (int64_t)(rank * 512) + (step == 3 ? 4096 : 0);
     a->r.peak_reserved_bytes = 2000000 + (step == 5 ? 512 : 0);
+    a->r.has_loss_scale = a->r.has_skipped = a->r.has_skipped_steps = a->r.has_clip_coefficient = 1;
+    a->r.loss_scale = step == 4 ? 512 : 1024;
+    a->r.skipped = step == 4;
+    a->r.skipped_steps = step >= 4;
+    a->r.clip_coefficient = 0.75;
     a->r.phase_of_peak = (char *)"backward";
     a->at.has_parameters = 1;
     a->at.parameters = 400 + rank;

@@ -90,6 +90,13 @@ Test(store, rollup_is_the_exact_sum_over_ranks) {
     cr_expect_eq(number_of(db, "SELECT peak_rank FROM step_rollup"), 3);
     cr_expect_eq(number_of(db, "SELECT ranks FROM step_rollup"), 4);
     cr_expect_eq(number_of(db, "SELECT step FROM run_progress"), 7);
+    cr_expect_eq(real_of(db, "SELECT loss_scale FROM step_rollup"), 1024, "the same on all ranks");
+    cr_expect_eq(number_of(db, "SELECT skipped FROM step_rollup"), 0);
+    cr_expect_eq(number_of(db, "SELECT skipped_steps FROM step_rollup"), 1, "not a sum over ranks");
+    cr_expect_eq(real_of(db, "SELECT clip_coefficient FROM step_rollup"), 0.75);
+    cr_expect_eq(real_of(db, "SELECT loss_scale FROM run_progress"), 1024);
+    cr_expect_eq(number_of(db, "SELECT skipped_steps FROM run_progress"), 1);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_rank WHERE loss_scale = 1024 AND skipped = 0"), 4);
     cr_expect_eq(real_of(db, "SELECT exposed_share FROM run_progress"), 0.3125 / 0.875);
     sqlite3_close(db);
     bench_end(&b);

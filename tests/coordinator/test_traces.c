@@ -194,6 +194,65 @@ Test(traces, nothing_held_and_damage_are_said) {
     cr_expect(strstr(err.msg, "damaged"), "%s", err.msg);
 }
 
+/* Number formats are kept like traces, but for one row per rank. */
+static int commit_dtypes(const char *run, uint32_t rank, uint32_t generation, const char *used)
+{
+    Zt__DtypesReport r = ZT__DTYPES_REPORT__INIT;
+    Zt__DtypeRow row = ZT__DTYPE_ROW__INIT, *rows[1] = { &row };
+    struct zt_batch *batch = zt_batch_new();
+    row.what = (char *)"compute";
+    row.configured = (char *)"bf16";
+    row.used = (char *)(uintptr_t)used;
+    r.rank = rank;
+    r.generation = generation;
+    r.step = 1;
+    r.recipe = (char *)"autocast";
+    r.n_rows = 1;
+    r.rows = rows;
+    zt_batch_dtypes(batch, run, &r);
+    return bench_commit(&b, batch);
+}
+
+static Zt__Envelope *get_dtypes(uint32_t from, int want, struct zt_error *err)
+{
+    Zt__GetDtypes get = ZT__GET_DTYPES__INIT;
+    Zt__Envelope req = ZT__ENVELOPE__INIT, *reply = NULL;
+    get.run = (char *)"llama";
+    get.has_from_rank = 1;
+    get.from_rank = from;
+    req.body_case = ZT__ENVELOPE__BODY_GET_DTYPES;
+    req.get_dtypes = &get;
+    int code = zt_query(db, &req, &reply, err);
+    cr_assert_eq(code, want, "%d: %s", code, err->msg);
+    return reply;
+}
+
+Test(traces, number_formats_of_the_newest_generation) {
+    struct zt_error err;
+    get_dtypes(0, ZT_ENOTFOUND, &err);
+    cr_expect(strstr(err.msg, "after its first update"), "%s", err.msg);
+    cr_assert_eq(commit_dtypes(RUN1, 0, 1, "bf16"), 0);
+    cr_assert_eq(commit_dtypes(RUN1, 1, 1, "bf16"), 0);
+    cr_assert_eq(commit_dtypes(RUN1, 2, 1, "bf16"), ZT_ENOTFOUND);
+    Zt__Envelope *r = get_dtypes(0, 0, &err);
+    cr_assert_eq(r->dtypes->n_reports, 2);
+    cr_expect_eq(r->dtypes->world, 2);
+    cr_expect_str_eq(r->dtypes->reports[1]->rows[0]->used, "bf16");
+    cr_expect_null(r->dtypes->reports[1]->rows[0]->stored);
+    zt_query_free(r);
+    new_generation(2);
+    cr_assert_eq(commit_dtypes(RUN1, 1, 2, "fp32"), 0);
+    cr_assert_eq(commit_dtypes(RUN1, 1, 1, "bf16"), 0, "a zombie");
+    r = get_dtypes(0, 0, &err);
+    cr_assert_eq(r->dtypes->n_reports, 1, "rank 0 of generation 2 has not told yet");
+    cr_expect_str_eq(r->dtypes->reports[0]->rows[0]->used, "fp32");
+    cr_expect_eq(r->dtypes->world, 2);
+    zt_query_free(r);
+    r = get_dtypes(2, 0, &err);
+    cr_expect(r->dtypes->n_reports == 0 && !r->dtypes->more);
+    zt_query_free(r);
+}
+
 /* One field after the other out of its place. */
 Test(traces, what_a_reader_relies_on_is_checked) {
     struct a_trace t;

@@ -172,6 +172,46 @@ static void until_told(struct cluster *c) {
     }
 }
 
+/* With shards, replicas, slices, prefetch and reductions in flight: two streams at once, and the sums still hold. */
+Test(explain, sums_hold_in_every_group) {
+    static const struct { const char *name, *set, *groups[3]; } runs[] = {
+        {"fsdp4", " --set parallelism.mode=fsdp", {"dp_shard"}},
+        {"hsdp", " --set parallelism.mode=fsdp --set parallelism.data_parallel_replicate_degree=2"
+                 " --set parallelism.data_parallel_shard_degree=2 --set training.global_batch_size=16",
+         {"dp_shard", "dp_replicate"}},
+        {"zero2", " --set parallelism.mode=zero2", {"dp_shard"}},
+    };
+    struct cluster c;
+    cluster_start(&c, 4);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char file[512];
+        snprintf(file, sizeof file, "%s", cluster_run_file(&c, runs[i].name, 4, 4, ""));
+        submit(&c, file, runs[i].set);
+        wait_run(&c, runs[i].name, "SUCCEEDED", 60);
+        json_t *rows = zctl_jsonl(&c, "metrics %s --rank all", runs[i].name);
+        for (int step = 1; step <= 4; step++) {
+            json_t *j = zctl_json(&c, "explain %s --step %d --rank all", runs[i].name, step), *sum;
+            size_t k;
+            bool seen[3] = {false};
+            check_step(j, rows);
+            json_array_foreach(json_object_get(j, "summary"), k, sum) {
+                bool known = json_is_true(json_object_get(sum, "control"));
+                for (int g = 0; g < 3 && runs[i].groups[g]; g++) {
+                    bool it = strcmp(text(sum, "group"), runs[i].groups[g]) == 0;
+                    seen[g] |= it;
+                    known |= it;
+                }
+                cr_expect(known, "%s: group %s", runs[i].name, text(sum, "group"));
+            }
+            for (int g = 0; g < 3 && runs[i].groups[g]; g++)
+                cr_expect(seen[g], "%s: nothing in group %s", runs[i].name, runs[i].groups[g]);
+            json_decref(j);
+        }
+        json_decref(rows);
+    }
+    cluster_stop(&c);
+}
+
 /* Rank 1 stands still for half a second in some step, and is the one that this step's explanation names. Then
  * both stand still, so that the step is among the newest while we look. It may have stood inside a collective,
  * where nobody can tell it from a slow transfer: then once more. */
@@ -231,5 +271,42 @@ Test(explain, a_newer_generation_replaces) {
     }
     json_decref(status);
     json_decref(rows);
+    cluster_stop(&c);
+}
+
+/* Every rank tells what it found after its first update; fp32 is fp32 everywhere and has no master. */
+Test(explain, number_formats_are_told_by_every_rank) {
+    struct cluster c;
+    cluster_start(&c, 2);
+    submit(&c, cluster_run_file(&c, "types", 2, 2, ""), " --set parallelism.mode=fsdp");
+    wait_run(&c, "types", "SUCCEEDED", 60);
+    json_t *j = zctl_json(&c, "dtypes types"), *ranks = json_object_get(j, "ranks"), *r, *t;
+    size_t i, k;
+    cr_assert_eq(json_array_size(ranks), 2);
+    cr_expect_eq(number(j, "world"), 2);
+    cr_expect(json_is_false(json_object_get(j, "mixed")));
+    json_array_foreach(ranks, i, r) {
+        cr_expect_eq(number(r, "rank"), (double)i);
+        cr_expect_eq(number(r, "step"), 1);
+        cr_expect_str_eq(text(r, "recipe"), "fp32");
+        cr_expect_eq(json_array_size(json_object_get(r, "types")), 10);
+        json_array_foreach(json_object_get(r, "types"), k, t) {
+            bool master = strcmp(text(t, "what"), "master") == 0;
+            cr_expect_eq(json_is_null(json_object_get(t, "stored")), master, "%s", text(t, "what"));
+            if (!master) cr_expect_str_eq(text(t, "configured"), "fp32");
+            if (!json_is_null(json_object_get(t, "used"))) cr_expect_str_eq(text(t, "used"), "fp32");
+        }
+    }
+    struct output o = zctl(&c, 20, "dtypes types");
+    cr_expect_eq(o.code, 0, "%s", o.err);
+    cr_expect(strstr(o.out, "\nranks 0-1: recipe fp32, read after step 1\n") != NULL, "%s", o.out);
+    output_free(&o);
+    json_t *rows = zctl_jsonl(&c, "metrics types");
+    cr_expect(json_is_null(json_object_get(json_array_get(rows, 0), "loss_scale")));
+    cr_expect(json_is_false(json_object_get(json_array_get(rows, 0), "skipped")));
+    cr_expect_eq(number(json_array_get(rows, 1), "skipped_steps"), 0);
+    cr_expect_leq(number(json_array_get(rows, 1), "clip_coefficient"), 1);
+    json_decref(rows);
+    json_decref(j);
     cluster_stop(&c);
 }

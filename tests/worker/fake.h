@@ -54,6 +54,8 @@ struct fake {
     int done_at_rows;      /* step rows when RankDone came */
     int traced[STEPS_MAX + 1], trace_rows, done_at_traces, traces_refused;
     int64_t last_traced;
+    int dtypes, done_at_dtypes, refuse_dtypes_busy;
+    char recipe[64];
     int exits_after_verdict;
     uint32_t reason, fail_generation;
     int fail_exit_code, fail_signal;
@@ -322,6 +324,16 @@ static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope
     case ZT__ENVELOPE__BODY_REPORT_TRACES:
         fake_traces(f, p, env);
         return;
+    case ZT__ENVELOPE__BODY_REPORT_DTYPES:
+        if (f->refuse_dtypes_busy > 0) {
+            f->refuse_dtypes_busy--;
+            zt_peer_reply_error(p, env->request_id, ZT_EBUSY, "not now");
+            return;
+        }
+        cr_assert(env->report_dtypes->report->rank == 3 && env->report_dtypes->report->generation == f->generation);
+        snprintf(f->recipe, sizeof(f->recipe), "%s", env->report_dtypes->report->recipe);
+        f->dtypes++;
+        break;
     case ZT__ENVELOPE__BODY_LOG_APPEND:
         fake_log(f, p, env);
         return;
@@ -332,6 +344,7 @@ static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope
         f->done++;
         f->done_at_rows = f->step_rows;
         f->done_at_traces = f->trace_rows;
+        f->done_at_dtypes = f->dtypes;
         break;
     case ZT__ENVELOPE__BODY_CHILD_EXITED:
         if (f->refuse_once_exit > 0) {

@@ -5,6 +5,7 @@
  *   state N        TrainerState with phase N
  *   put / get      exchange the communicator id, wait for the answer
  *   steps A B      step reports A to B, one frame each
+ *   dtypes NAME    the number formats, recipe NAME
  *   traces A B N   the collectives of steps A to B, N in each, one frame a step
  *   log N          N numbered lines to stdout; err TEXT a line to stderr; part TEXT without a newline
  *   event TEXT     ReportEvent; fail R TEXT TrainerFailure with reason R
@@ -169,6 +170,20 @@ static void send_traces(long from, long to, long n)
     free(list);
 }
 
+static void send_dtypes(char *recipe)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ReportDtypes r = ZT__REPORT_DTYPES__INIT;
+    Zt__DtypesReport d = ZT__DTYPES_REPORT__INIT;
+    d.step = 1;
+    d.recipe = recipe;
+    r.run_id = (char *)(uintptr_t)"";
+    r.report = &d;
+    env.body_case = ZT__ENVELOPE__BODY_REPORT_DTYPES;
+    env.report_dtypes = &r;
+    put_frame(&env);
+}
+
 static void send_event(char *text)
 {
     Zt__Envelope env = ZT__ENVELOPE__INIT;
@@ -242,6 +257,8 @@ static void obey(char *line)
         comm_id(line[0] == 'p');
     } else if (!strcmp(line, "steps")) {
         send_steps(n, strtol(strchr(arg, ' '), NULL, 10));
+    } else if (!strcmp(line, "dtypes")) {
+        send_dtypes(arg);
     } else if (!strcmp(line, "traces")) {
         char *second = strchr(arg, ' '), *third = strchr(second + 1, ' ');
         send_traces(n, strtol(second, NULL, 10), strtol(third, NULL, 10));

@@ -425,6 +425,11 @@ Test(report, missing_is_absent_and_present_is_equal)
     }
     r.init.peak_allocated_bytes = -1;
     r.eval.peak_allocated_bytes = 77;
+    r.loss_scale = 4096;
+    r.clip_coefficient = NAN;
+    r.skipped = true;
+    r.skipped_steps = 6;
+    r.nonfinite_gradients = -1;
     strcpy(r.parameter_hash, "abc");
     zw_report_fill(&box, &r);
     const Zt__StepReport *m = &box.report;
@@ -449,6 +454,29 @@ Test(report, missing_is_absent_and_present_is_equal)
     cr_assert_null(g->init_peak);
     cr_assert_eq(g->eval_peak->peak_allocated_bytes, 77);
     cr_assert_str_eq(g->parameter_hash, "abc");
+    cr_assert(g->has_loss_scale && g->loss_scale == 4096 && g->has_skipped && g->skipped && g->skipped_steps == 6);
+    cr_assert(!g->has_clip_coefficient && !g->has_nonfinite_gradients);
     zt__step_report__free_unpacked(g, NULL);
     free(bytes);
+}
+
+Test(report, number_formats_by_name_and_none_where_there_is_none)
+{
+    struct zt_dtypes_report d = {.rank = 1, .generation = 4, .step = 2, .recipe = "mixed16", .compute = "bf16, fp32 sums"};
+    struct zw_dtypes_box box;
+    for (int i = 0; i < ZT_ROW_COUNT; i++) {
+        d.row[i].configured = d.row[i].stored = d.row[i].used = ZT_BF16;
+    }
+    d.row[ZT_ROW_MASTER].stored = ZT_F32;
+    d.row[ZT_ROW_MASTER].used = -1;
+    zw_dtypes_fill(&box, &d);
+    const Zt__DtypesReport *r = &box.report;
+    cr_assert(r->rank == 1 && r->generation == 4 && r->step == 2 && r->n_rows == ZT_ROW_COUNT);
+    cr_assert_str_eq(r->recipe, "mixed16");
+    cr_assert_str_eq(r->compute, "bf16, fp32 sums");
+    cr_assert_null(r->kernels);
+    cr_assert_str_eq(r->rows[ZT_ROW_GATHERED]->what, "gathered");
+    cr_assert_str_eq(r->rows[ZT_ROW_GATHERED]->used, "bf16");
+    cr_assert_str_eq(r->rows[ZT_ROW_MASTER]->stored, "fp32");
+    cr_assert_null(r->rows[ZT_ROW_MASTER]->used);
 }

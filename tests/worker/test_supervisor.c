@@ -150,13 +150,15 @@ Test(supervisor, traces_come_whole_and_before_the_end)
     struct fake f;
     fake_init(&f);
     pid_t w = fake_worker(&f, "a", NULL);
-    fake_script(&f, "state 2\nstate 3\nsteps 1 10\ntraces 1 100 50\ndone 10\n");
-    f.refuse_traces_busy = 2;
+    fake_script(&f, "state 2\nstate 3\nsteps 1 10\ndtypes autocast\ntraces 1 100 50\ndone 10\n");
+    f.refuse_traces_busy = f.refuse_dtypes_busy = 2;
     start(&f, 2);
     UNTIL(&f, f.exits == 1);
     cr_assert_eq(f.traces_refused, 2);
     cr_assert_eq(f.trace_rows, 100);
     cr_assert_eq(f.done_at_traces, 100, "RankDone before the traces");
+    cr_assert(f.dtypes == 1 && f.done_at_dtypes == 1);
+    cr_assert_str_eq(f.recipe, "autocast");
     for (int i = 1; i <= 100; i++) {
         cr_assert_eq(f.traced[i], 1);
     }
