@@ -18,6 +18,8 @@
 #include <unistd.h>
 #include "engine/comm/comm_impl.h"
 #include "engine/comm/reduce.h"
+#include "engine/comm/tcp.h"
+#include "core/sys.h"
 #include "core/units.h"
 
 #define TURN_SLICE_NS 50000000
@@ -139,11 +141,64 @@ void zt_comm_free(struct zt_comm *c) {
     free(c);
 }
 
-int zt_comm_mint(struct zt_comm_id *id, struct zt_error *err) { return zt_shm_mint(id, err); }
+/* ---- the id ---- */
 
-int zt_comm_init(const struct zt_comm_id *id, int rank, int world, struct zt_device *d,
-                 double timeout_s, struct zt_comm **out, struct zt_error *err) {
-    *out = NULL;
+#define ID_MAGIC "ztcomm\0\2"
+/* What ranks need to meet. port 0: all of them are on one host. */
+struct id_layout {
+    char magic[8];
+    struct shm_id shm;
+    int32_t port;
+    char address[TCP_ADDRESS];
+};
+_Static_assert(sizeof(struct id_layout) <= sizeof(struct zt_comm_id), "it fits");
+
+int zt_comm_mint_at(const struct zt_comm_door *door, struct zt_comm_id *id, struct zt_error *err) {
+    struct id_layout l = {.magic = ID_MAGIC};
+    int rc = zt_sys_posix.random(zt_sys_posix.arg, &l.shm, sizeof l.shm);
+    if (rc)
+        return zt_fail(err, ZT_EIO, "communicator id: no random bytes from the kernel: %s",
+                       strerror(-rc));
+    if (door) {
+        l.port = door->port;
+        memcpy(l.address, door->address, sizeof l.address);
+    }
+    memset(id, 0, sizeof *id);
+    memcpy(id->bytes, &l, sizeof l);
+    return 0;
+}
+
+int zt_comm_mint(struct zt_comm_id *id, struct zt_error *err) {
+    return zt_comm_mint_at(NULL, id, err);
+}
+
+static int open_world(struct zt_comm *c, const struct zt_comm_id *id, struct zt_comm_door **door,
+                      double timeout_s, struct zt_error *err) {
+    struct id_layout l;
+    struct tcp_place zero = {{0}, {0}, 0, 0};
+    int64_t timeout_ns = (int64_t)(timeout_s * 1e9);
+    memcpy(&l, id->bytes, sizeof l);
+    if (memcmp(l.magic, ID_MAGIC, sizeof l.magic) != 0)
+        return zt_fail(err, ZT_EINVAL,
+                       "communicator: the id was not minted by this version (zt_comm_mint)");
+    if (!*door != !l.port)
+        return zt_fail(
+            err, ZT_EINVAL,
+            "communicator: rank 0 made the id for ranks on %s, but rank %d came for ranks on "
+            "%s",
+            l.port ? "several hosts" : "one host", c->world_rank,
+            *door ? "several hosts" : "one host");
+    if (!*door) return shm_open_world(c, &l.shm, timeout_ns, NULL, err);
+    struct zt_comm_door *d = *door;
+    *door = NULL; /* the world's now */
+    memcpy(zero.address, l.address, sizeof zero.address);
+    zero.address[sizeof zero.address - 1] = 0;
+    zero.port = l.port;
+    return tcp_open(c, &l.shm, &zero, d, timeout_ns, err);
+}
+
+static int check_init(const struct zt_comm_id *id, int rank, int world, double timeout_s,
+                      struct zt_error *err) {
     if (world < 1 || world > ZT_COMM_MAX_RANKS)
         return zt_fail(err, ZT_EINVAL, "communicator: a world of %d ranks is not in 1 to %d", world,
                        ZT_COMM_MAX_RANKS);
@@ -153,21 +208,39 @@ int zt_comm_init(const struct zt_comm_id *id, int rank, int world, struct zt_dev
     if (!(timeout_s > 0 && timeout_s < 1e9))
         return zt_fail(err, ZT_EINVAL, "communicator: a time-out of %g s is not above 0",
                        timeout_s);
-    struct zt_comm *c = zt_comm_new(NULL, d, "world", NULL, world, rank, world, err);
-    if (!c) return ZT_ENOMEM;
-    int rc = 0;
-    if (world == 1)
-        c->impl = &zt_comm_self;
-    else if (!id)
-        rc = zt_fail(err, ZT_EINVAL, "communicator: rank %d has no id to meet the others by", rank);
-    else
-        rc = zt_shm_open(c, id, timeout_s, err);
-    if (rc) {
-        zt_comm_free(c);
-        return rc;
-    }
-    *out = c;
+    if (world > 1 && !id)
+        return zt_fail(err, ZT_EINVAL, "communicator: rank %d has no id to meet the others by",
+                       rank);
     return 0;
+}
+
+int zt_comm_init_at(struct zt_comm_door *door, const struct zt_comm_id *id, int rank, int world,
+                    struct zt_device *d, double timeout_s, struct zt_comm **out,
+                    struct zt_error *err) {
+    struct zt_error local = {0};
+    struct zt_comm *c = NULL;
+    if (!err) err = &local;
+    *out = NULL;
+    int rc = check_init(id, rank, world, timeout_s, err);
+    if (!rc) {
+        c = zt_comm_new(NULL, d, "world", NULL, world, rank, world, err);
+        rc = c ? 0 : ZT_ENOMEM;
+    }
+    if (!rc && world == 1)
+        c->impl = &zt_comm_self;
+    else if (!rc)
+        rc = open_world(c, id, &door, timeout_s, err);
+    zt_comm_door_close(door);
+    if (rc)
+        zt_comm_free(c);
+    else
+        *out = c;
+    return rc;
+}
+
+int zt_comm_init(const struct zt_comm_id *id, int rank, int world, struct zt_device *d,
+                 double timeout_s, struct zt_comm **out, struct zt_error *err) {
+    return zt_comm_init_at(NULL, id, rank, world, d, timeout_s, out, err);
 }
 
 void zt_comm_destroy(struct zt_comm *c) {

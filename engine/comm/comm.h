@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/comm/comm.h: groups of ranks and their collectives. Implementations: self (one rank), shm
- * (processes of one host); tcp, nccl and sim have their place in the same table.
+ * (processes of one host), tcp (processes of several hosts: shared memory inside a host, connections
+ * across); nccl and sim have their place in the same table.
  *
  * A collective is queued on a stream and runs there in order; buffers belong to the caller and must
  * stay until an event recorded after it was waited for. All ranks of a group call the same
- * collectives in the same order with the same op, dtype and count; shm verifies a signature before
- * touching data, and a mismatch is ZT_EMISMATCH on every rank, naming both ranks and both calls.
+ * collectives in the same order with the same op, dtype and count; a signature is verified before
+ * data are touched, and a mismatch is ZT_EMISMATCH on every rank, naming both ranks and both calls.
  * A dead peer is ZT_EPEER within 1 s on every other rank. Sums of fp32 are taken in group-rank order
  * 0..n-1, one rounding per add, independent of chunking: same bits for any path.
  *
@@ -47,6 +48,20 @@ struct zt_coll_record {
     bool control;
     int64_t queued_ns, start_ns, end_ns; /* device clock; end 0 = not finished */
 };
+
+/* For a world of several hosts every rank first opens a door: a socket that listens on its own address.
+ * host: ranks of equal names share memory. address: numeric, of this host, loopback only (as for zcoord)
+ * until connections are encrypted. socket_bytes: size of the sockets' buffers, 0 = the kernel's choice. */
+struct zt_comm_site { const char *host, *address; int socket_bytes; };
+struct zt_comm_door;
+int zt_comm_door_open(const struct zt_comm_site *site, struct zt_comm_door **out, struct zt_error *err);
+void zt_comm_door_close(struct zt_comm_door *door); /* NULL is fine */
+bool zt_comm_address_allowed(const char *address);
+/* As zt_comm_mint and zt_comm_init, which are these without a door. init takes the door over, also when
+ * it fails; either all ranks have one or none. */
+int zt_comm_mint_at(const struct zt_comm_door *door, struct zt_comm_id *id, struct zt_error *err);
+int zt_comm_init_at(struct zt_comm_door *door, const struct zt_comm_id *id, int rank, int world,
+                    struct zt_device *d, double timeout_s, struct zt_comm **out, struct zt_error *err);
 
 /* A new id for a group on this host (rank 0 calls it, the others get the bytes). */
 int zt_comm_mint(struct zt_comm_id *id, struct zt_error *err);

@@ -64,11 +64,6 @@ int zt_self_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op, e
                        const void *send, void *recv, int64_t count, int group_root,
                        struct zt_coll_record *record, struct zt_error *err);
 
-/* shm_join.c */
-int zt_shm_open(struct zt_comm *c, const struct zt_comm_id *id, double timeout_s,
-                struct zt_error *err);
-int zt_shm_mint(struct zt_comm_id *id, struct zt_error *err);
-
 /* log.c */
 #define ZT_LOG_ENTRIES 4096
 void zt_log_format(void *memory, size_t bytes); /* makes an empty ring */

@@ -20,6 +20,7 @@
  * Thread rule: collectives run on stream threads, one at a time per communicator (the front keeps
  * the turn); split and destroy on the trainer thread. */
 #include "engine/comm/shm.h"
+#include "engine/comm/tcp.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -59,7 +60,7 @@ size_t shm_control_bytes(int world) {
 /* ---- failure ---- */
 
 /* Enters a failure for all ranks unless there is one. */
-static void record_failure(struct shm_world *w, int code, int rank, const char *text) {
+void shm_record(struct shm_world *w, int code, int rank, const char *text) {
     uint32_t none = 0;
     struct shm_control *k = w->control;
     if (!atomic_compare_exchange_strong(&k->failed, &none, 1)) return;
@@ -70,23 +71,21 @@ static void record_failure(struct shm_world *w, int code, int rank, const char *
 }
 
 /* This rank found out by itself. */
-static int fail_first(struct zt_comm *c, int code, int rank, struct zt_error *err, const char *fmt,
-                      ...) __attribute__((format(printf, 5, 6)));
-static int fail_first(struct zt_comm *c, int code, int rank, struct zt_error *err, const char *fmt,
-                      ...) {
+int shm_fail_first(struct zt_comm *c, int code, int rank, struct zt_error *err, const char *fmt,
+                   ...) {
     struct shm_comm *m = c->state;
     char text[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    record_failure(m->w, code, rank, text);
+    shm_record(m->w, code, rank, text);
     atomic_store(&c->shared->failed_rank, rank);
     return zt_fail(err, code, "%s", text);
 }
 
 /* Somebody else did; the record says what. */
-static int fail_recorded(struct zt_comm *c, struct zt_error *err) {
+int shm_fail_recorded(struct zt_comm *c, struct zt_error *err) {
     struct shm_comm *m = c->state;
     struct shm_control *k = m->w->control;
     for (int i = 0; i < 100 && atomic_load(&k->failed) != 2; i++) {
@@ -99,12 +98,10 @@ static int fail_recorded(struct zt_comm *c, struct zt_error *err) {
     return zt_fail(err, k->code, "%s", k->text);
 }
 
-static bool world_failed(const struct shm_world *w) {
-    return atomic_load(&w->control->failed) != 0;
-}
+bool shm_failed(const struct shm_world *w) { return atomic_load(&w->control->failed) != 0; }
 
 /* "all_reduce #17 of group "dp" (unit h.3)" */
-static const char *describe(const struct zt_comm *c, char *buf, size_t n) {
+const char *shm_describe(const struct zt_comm *c, char *buf, size_t n) {
     const struct shm_comm *m = c->state;
     const struct zt_coll_record *r = m->record;
     if (!r)
@@ -138,90 +135,144 @@ static int dead_rank(const struct shm_world *w) {
     return -1;
 }
 
-/* Global ranks of the group that have not reached barrier `mine`, as "2, 5"; returns the first and
- * in *left the first of them that has left for good. */
-static int missing(const struct zt_comm *c, uint64_t mine, char *list, size_t room, int *left) {
+int shm_late(const struct zt_comm *c, int *late) {
     const struct shm_comm *m = c->state;
-    int first = -1;
-    size_t used = 0;
-    *left = -1;
-    list[0] = 0;
-    for (int i = 0; i < c->size; i++) {
-        if (atomic_load(&m->group->member[i].arrived) >= mine) continue;
-        int r = c->ranks[i];
-        if (first < 0) first = r;
-        if (*left < 0 && atomic_load(&m->w->control->ranks[r].state) == SHM_LEFT) *left = r;
-        int n = snprintf(list + used, room - used, "%s%d", used ? ", " : "", r);
-        if (n > 0 && (size_t)n < room - used) used += (size_t)n;
-    }
-    return first;
+    int n = 0;
+    for (int i = 0; i < c->size; i++)
+        if (atomic_load(&m->group->member[i].arrived) < m->barriers) late[n++] = c->ranks[i];
+    return n;
 }
 
-/* Between two slices of sleep. */
-static int look_around(struct zt_comm *c, uint64_t mine, struct zt_error *err) {
-    struct shm_comm *m = c->state;
+static bool rank_left(const struct shm_world *w, int r) {
+    return atomic_load(&w->control->ranks[r].state) == SHM_LEFT || (w->far && tcp_left(w->far, r));
+}
+
+/* 1 + the rank that r waits for, 0 = none. */
+static int waits_for(const struct shm_world *w, int r) {
+    uint32_t v = atomic_load(&w->control->ranks[r].waits_for);
+    if (!v && w->far) v = tcp_waits_for(w->far, r);
+    return v > (uint32_t)w->world ? 0 : (int)v;
+}
+
+/* A late rank that itself waits for another is not to blame: puts the ends of the chains in its
+ * place. A chain that comes back to us or never ends tells nothing. */
+static int find_culprits(const struct shm_world *w, int *late, int n) {
+    bool blamed[ZT_COMM_MAX_RANKS] = {false};
+    for (int i = 0; i < n; i++) {
+        int r = late[i], next, hops = 0;
+        while ((next = waits_for(w, r) - 1) >= 0 && hops++ < w->world && next != w->rank) r = next;
+        blamed[next < 0 ? r : late[i]] = true;
+    }
+    n = 0;
+    for (int r = 0; r < w->world; r++)
+        if (blamed[r]) late[n++] = r;
+    return n;
+}
+
+static const char *list_ranks(const int *ranks, int n, char *list, size_t room) {
+    size_t used = 0;
+    list[0] = 0;
+    for (int i = 0; i < n; i++) {
+        int k = snprintf(list + used, room - used, "%s%d", used ? ", " : "", ranks[i]);
+        if (k > 0 && (size_t)k < room - used) used += (size_t)k;
+    }
+    return list;
+}
+
+/* Tells whoever wants to know for whom this rank has been waiting; -1 = for none any more. */
+static void say_waiting(struct zt_comm *c, int rank) {
+    struct shm_world *w = ((struct shm_comm *)c->state)->w;
+    _Atomic uint32_t *said = &w->control->ranks[w->rank].waits_for;
+    if (c->shared->held_by) atomic_store(c->shared->held_by, rank + 1);
+    if (atomic_exchange(said, (uint32_t)(rank + 1)) != (uint32_t)(rank + 1) && w->far)
+        tcp_say_waiting(w->far, rank);
+}
+
+void shm_wait_over(struct zt_comm *c) {
+    struct shm_world *w = ((struct shm_comm *)c->state)->w;
+    if (atomic_load(&w->control->ranks[w->rank].waits_for)) say_waiting(c, -1);
+}
+
+static int fail_late(struct zt_comm *c, int *late, int n, int64_t now, struct zt_error *err) {
+    const struct shm_comm *m = c->state;
     char what[160], list[512];
-    int left = -1;
-    if (world_failed(m->w)) return fail_recorded(c, err);
-    int dead = dead_rank(m->w);
-    if (dead >= 0)
-        return fail_first(
-            c, ZT_EPEER, dead, err,
-            "rank %d (pid %d) died; rank %d noticed in %s; the cause is in the end of "
-            "rank %d's log",
-            dead, m->w->control->ranks[dead].pid, c->world_rank, describe(c, what, sizeof what),
-            dead);
-    int first = missing(c, mine, list, sizeof list, &left);
-    if (left >= 0)
-        return fail_first(c, ZT_EPEER, left, err,
-                          "rank %d left the world while rank %d waits for it in %s", left,
-                          c->world_rank, describe(c, what, sizeof what));
-    if (c->shared->held_by) atomic_store(c->shared->held_by, first + 1);
-    int64_t now = zt_clock_ns();
-    if (first < 0 && now >= m->deadline + GRACE_NS)
-        return fail_first(
+    double waited = (double)(now - m->began) / 1e9;
+    shm_describe(c, what, sizeof what);
+    if (!n)
+        return shm_fail_first(
             c, ZT_ETIMEOUT, -1, err,
             "rank %d waited %.1f s in %s; all ranks have arrived, but the last one was "
             "stopped before it could wake the others",
-            c->world_rank, (double)(now - m->began) / 1e9, describe(c, what, sizeof what));
-    if (first >= 0 && now >= m->deadline)
-        return fail_first(
-            c, ZT_ETIMEOUT, first, err,
-            "rank %d waited %.1f s in %s for rank%s %s, alive but not arrived; look at "
-            "what they do, or raise comm.train_timeout_seconds",
-            c->world_rank, (double)(now - m->began) / 1e9, describe(c, what, sizeof what),
-            strchr(list, ',') ? "s" : "", list);
-    return 0;
+            c->world_rank, waited, what);
+    n = find_culprits(m->w, late, n);
+    return shm_fail_first(
+        c, ZT_ETIMEOUT, late[0], err,
+        "rank %d waited %.1f s in %s for rank%s %s, alive but not arrived; look at "
+        "what they do, or raise comm.train_timeout_seconds",
+        c->world_rank, waited, what, n > 1 ? "s" : "", list_ranks(late, n, list, sizeof list));
 }
 
-int shm_barrier(struct zt_comm *c, struct zt_error *err) {
+int shm_look(struct zt_comm *c, int *late, int n, struct zt_error *err) {
+    struct shm_comm *m = c->state;
+    char what[160];
+    if (shm_failed(m->w)) return shm_fail_recorded(c, err);
+    int dead = dead_rank(m->w);
+    if (dead >= 0)
+        return shm_fail_first(
+            c, ZT_EPEER, dead, err,
+            "rank %d (pid %d) died; rank %d noticed in %s; the cause is in the end of "
+            "rank %d's log",
+            dead, m->w->control->ranks[dead].pid, c->world_rank, shm_describe(c, what, sizeof what),
+            dead);
+    int rc = m->w->far ? tcp_look(m->w->far, c, err) : 0;
+    if (rc) return rc;
+    for (int i = 0; i < n; i++)
+        if (rank_left(m->w, late[i]))
+            return shm_fail_first(c, ZT_EPEER, late[i], err,
+                                  "rank %d left the world while rank %d waits for it in %s",
+                                  late[i], c->world_rank, shm_describe(c, what, sizeof what));
+    say_waiting(c, n ? late[0] : -1);
+    int64_t now = zt_clock_ns();
+    return now >= m->deadline + (n ? 0 : GRACE_NS) ? fail_late(c, late, n, now, err) : 0;
+}
+
+void shm_arrive(struct zt_comm *c) {
     struct shm_comm *m = c->state;
     struct shm_group *g = m->group;
-    uint32_t phase = atomic_load(&g->phase);
-    uint64_t mine = ++m->barriers;
-    atomic_store(&g->member[c->rank].arrived, mine);
-    if (atomic_fetch_add(&g->count, 1) + 1 == (uint32_t)g->n) {
-        atomic_store(&g->count, 0);
-        atomic_store(&g->phase, phase + 1);
-        if (atomic_load(&g->sleepers)) futex(&g->phase, FUTEX_WAKE, INT_MAX, NULL);
-        return 0;
-    }
+    m->phase = atomic_load(&g->phase);
+    atomic_store(&g->member[c->rank].arrived, ++m->barriers);
+    if (atomic_fetch_add(&g->count, 1) + 1 != (uint32_t)g->n) return;
+    atomic_store(&g->count, 0);
+    atomic_store(&g->phase, m->phase + 1);
+    if (atomic_load(&g->sleepers)) futex(&g->phase, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+int shm_await(struct zt_comm *c, struct zt_error *err) {
+    struct shm_comm *m = c->state;
+    struct shm_group *g = m->group;
+    const uint32_t phase = m->phase;
     for (int i = 0; i < m->w->spins; i++) {
         if (atomic_load_explicit(&g->phase, memory_order_acquire) != phase) return 0;
         zt_cpu_relax();
     }
     while (atomic_load(&g->phase) == phase) {
+        int late[ZT_COMM_MAX_RANKS];
         int64_t left = m->deadline - zt_clock_ns();
         struct timespec slice = {0, left <= 0 ? 1000000 : left < SLICE_NS ? left : SLICE_NS};
         atomic_fetch_add(&g->sleepers, 1);
         futex(&g->phase, FUTEX_WAIT, phase, &slice);
         atomic_fetch_sub(&g->sleepers, 1);
         if (atomic_load(&g->phase) != phase) break;
-        int rc = look_around(c, mine, err);
+        int rc = shm_look(c, late, shm_late(c, late), err);
         if (rc) return rc;
     }
-    if (c->shared->held_by) atomic_store(c->shared->held_by, 0);
+    shm_wait_over(c);
     return 0;
+}
+
+int shm_barrier(struct zt_comm *c, struct zt_error *err) {
+    shm_arrive(c);
+    return shm_await(c, err);
 }
 
 /* ---- signatures ---- */
@@ -246,69 +297,65 @@ static bool same_call(const struct shm_signature *a, const struct shm_signature 
            a->dtype == b->dtype && a->root == b->root;
 }
 
-/* Meets the others and compares: all see the same signatures, so all come to the same verdict. */
-static int meet(struct zt_comm *c, const struct shm_signature *own, struct zt_error *err) {
-    struct shm_comm *m = c->state;
-    struct shm_group *g = m->group;
-    int half = (int)(own->seq & 1);
-    g->member[c->rank].signature[half] = *own;
-    int rc = shm_barrier(c, err);
-    if (rc) return rc;
-    const struct shm_signature *zero = &g->member[0].signature[half];
-    for (int i = 1; i < c->size; i++) {
-        const struct shm_signature *s = &g->member[i].signature[half];
+int shm_compare(struct zt_comm *c, const int *ranks, const struct shm_signature *const *signature,
+                int n, struct zt_error *err) {
+    const struct shm_signature *zero = signature[0];
+    for (int i = 1; i < n; i++) {
+        const struct shm_signature *s = signature[i];
         char a[128], b[128];
         if (same_call(zero, s)) continue;
-        return fail_first(
-            c, ZT_EMISMATCH, c->ranks[i], err,
+        return shm_fail_first(
+            c, ZT_EMISMATCH, ranks[i], err,
             "the ranks called different collectives: call #%lld of group \"%s\" is %s "
             "on rank %d, but call #%lld is %s on rank %d; every rank must make the same "
             "calls in the same order",
-            (long long)zero->seq, c->name, describe_call(zero, a, sizeof a), c->ranks[0],
-            (long long)s->seq, describe_call(s, b, sizeof b), c->ranks[i]);
+            (long long)zero->seq, c->name, describe_call(zero, a, sizeof a), ranks[0],
+            (long long)s->seq, describe_call(s, b, sizeof b), ranks[i]);
     }
     return 0;
 }
 
+struct shm_signature *shm_signature(struct zt_comm *c, int member, int64_t seq) {
+    struct shm_comm *m = c->state;
+    return &m->group->member[member].signature[seq & 1];
+}
+
+/* Meets the others and compares: all see the same signatures, so all come to the same verdict. */
+static int meet(struct zt_comm *c, const struct shm_signature *own, struct zt_error *err) {
+    const struct shm_signature *all[ZT_COMM_MAX_RANKS];
+    for (int i = 0; i < c->size; i++) all[i] = shm_signature(c, i, own->seq);
+    *shm_signature(c, c->rank, own->seq) = *own;
+    int rc = shm_barrier(c, err);
+    return rc ? rc : shm_compare(c, c->ranks, all, c->size, err);
+}
+
 /* ---- data in place ---- */
 
-static unsigned char *peer_memory(struct zt_comm *c, int member, uint64_t offset, size_t bytes) {
+unsigned char *shm_peer(struct zt_comm *c, int member, uint64_t offset, size_t bytes) {
     struct shm_comm *m = c->state;
     int r = c->ranks[member];
     ZT_ASSERT(offset <= m->w->memory_bytes[r] && bytes <= m->w->memory_bytes[r] - offset);
     return m->w->memory[r] + offset;
 }
 
-static int copy_looking(struct zt_comm *c, void *dst, const void *src, size_t bytes,
-                        struct zt_error *err) {
+int shm_copy(struct zt_comm *c, void *dst, const void *src, size_t bytes, struct zt_error *err) {
     struct shm_comm *m = c->state;
     const size_t piece = 16 * LOOK; /* above the size that bypasses the caches */
     for (size_t at = 0; at < bytes; at += piece) {
-        if (world_failed(m->w)) return fail_recorded(c, err);
+        if (shm_failed(m->w)) return shm_fail_recorded(c, err);
         zt_copy((char *)dst + at, (const char *)src + at, bytes - at < piece ? bytes - at : piece);
     }
     return 0;
 }
 
-struct call {
-    enum zt_coll kind;
-    enum zt_redop op;
-    enum zt_dtype dtype;
-    const void *send;
-    void *recv;
-    int64_t count;
-    int root;
-    size_t size; /* of an element */
-};
-
 /* Reduces elements [lo, hi), given as addresses of element lo, looking at the failure record. */
-static int reduce_looking(struct zt_comm *c, const struct call *k, const void **src, int n_dst,
+static int reduce_looking(struct zt_comm *c, const struct shm_call *k, const void **src, int n_dst,
                           void **dst, size_t count, struct zt_error *err) {
     struct shm_comm *m = c->state;
     const size_t piece = LOOK / k->size;
     for (size_t at = 0; at < count; at += piece) {
         size_t n = count - at < piece ? count - at : piece;
-        if (world_failed(m->w)) return fail_recorded(c, err);
+        if (shm_failed(m->w)) return shm_fail_recorded(c, err);
         zt_reduce(k->dtype, k->op, c->size, src, n_dst, dst, n);
         for (int j = 0; j < c->size; j++) src[j] = (const char *)src[j] + n * k->size;
         for (int j = 0; j < n_dst; j++) dst[j] = (char *)dst[j] + n * k->size;
@@ -316,10 +363,9 @@ static int reduce_looking(struct zt_comm *c, const struct call *k, const void **
     return 0;
 }
 
-static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *err) {
+static int in_place(struct zt_comm *c, const struct shm_call *k, struct zt_error *err) {
     struct shm_comm *m = c->state;
-    const struct shm_member *member = m->group->member;
-    const int half = (int)(m->record->seq & 1);
+    const int64_t seq = m->record->seq;
     const void *src[ZT_COMM_MAX_RANKS];
     void *dst[ZT_COMM_MAX_RANKS];
     size_t bytes = (size_t)k->count * k->size;
@@ -329,15 +375,14 @@ static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *er
     case ZT_COLL_ALL_REDUCE:
         zt_share(k->count, c->size, c->rank, &lo, &hi);
         for (int j = 0; j < c->size; j++) {
-            dst[j] =
-                peer_memory(c, j, member[j].signature[half].recv, bytes) + (size_t)lo * k->size;
+            dst[j] = shm_peer(c, j, shm_signature(c, j, seq)->recv, bytes) + (size_t)lo * k->size;
             src[j] = dst[j];
         }
         rc = reduce_looking(c, k, src, c->size, dst, (size_t)(hi - lo), err);
         break;
     case ZT_COLL_REDUCE_SCATTER:
         for (int j = 0; j < c->size; j++)
-            src[j] = peer_memory(c, j, member[j].signature[half].send, bytes * (size_t)c->size) +
+            src[j] = shm_peer(c, j, shm_signature(c, j, seq)->send, bytes * (size_t)c->size) +
                      (size_t)c->rank * bytes;
         dst[0] = k->recv;
         rc = reduce_looking(c, k, src, 1, dst, (size_t)k->count, err);
@@ -346,16 +391,15 @@ static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *er
         for (int i = 0; i < c->size && !rc; i++) {
             int j = (c->rank + i) % c->size; /* not all from the same rank at once */
             char *to = (char *)k->recv + (size_t)j * bytes;
-            const void *from =
-                i ? peer_memory(c, j, member[j].signature[half].send, bytes) : k->send;
-            if (to != from) rc = copy_looking(c, to, from, bytes, err);
+            const void *from = i ? shm_peer(c, j, shm_signature(c, j, seq)->send, bytes) : k->send;
+            if (to != from) rc = shm_copy(c, to, from, bytes, err);
         }
         break;
     case ZT_COLL_BROADCAST:
         if (c->rank != k->root)
-            rc = copy_looking(c, k->recv,
-                              peer_memory(c, k->root, member[k->root].signature[half].recv, bytes),
-                              bytes, err);
+            rc = shm_copy(c, k->recv,
+                          shm_peer(c, k->root, shm_signature(c, k->root, seq)->recv, bytes), bytes,
+                          err);
         break;
     default:
         break;
@@ -366,7 +410,7 @@ static int in_place(struct zt_comm *c, const struct call *k, struct zt_error *er
 /* ---- data through staging areas ---- */
 
 /* Every rank's payload lies in its half already; each takes what it needs. */
-static void small(struct zt_comm *c, const struct call *k, size_t half) {
+static void small(struct zt_comm *c, const struct shm_call *k, size_t half) {
     struct shm_comm *m = c->state;
     const void *src[ZT_COMM_MAX_RANKS];
     size_t bytes = (size_t)k->count * k->size;
@@ -382,7 +426,7 @@ static void small(struct zt_comm *c, const struct call *k, size_t half) {
 }
 
 /* The second half of a staged all-reduce piece: shares are reduced where they lie, then read. */
-static int staged_all_reduce(struct zt_comm *c, const struct call *k, size_t half, int64_t at,
+static int staged_all_reduce(struct zt_comm *c, const struct shm_call *k, size_t half, int64_t at,
                              int64_t n, struct zt_error *err) {
     struct shm_comm *m = c->state;
     const void *src[ZT_COMM_MAX_RANKS];
@@ -401,7 +445,7 @@ static int staged_all_reduce(struct zt_comm *c, const struct call *k, size_t hal
     return 0;
 }
 
-static int staged(struct zt_comm *c, const struct call *k, struct zt_error *err) {
+static int staged(struct zt_comm *c, const struct shm_call *k, struct zt_error *err) {
     struct shm_comm *m = c->state;
     const void *src[ZT_COMM_MAX_RANKS];
     size_t whole = (size_t)k->count * k->size;
@@ -439,7 +483,7 @@ static int staged(struct zt_comm *c, const struct call *k, struct zt_error *err)
 
 /* ---- a collective ---- */
 
-static uint64_t offset_of(const struct shm_world *w, const void *p, size_t bytes) {
+uint64_t shm_offset(const struct shm_world *w, const void *p, size_t bytes) {
     const unsigned char *base = w->memory[w->rank], *at = p;
     size_t room = w->memory_bytes[w->rank];
     if (at < base || at >= base + room || bytes > room - (size_t)(at - base)) return SHM_STAGED;
@@ -447,7 +491,7 @@ static uint64_t offset_of(const struct shm_world *w, const void *p, size_t bytes
 }
 
 /* Bytes read from or written to peers (D13 of the decisions), the same for every path. */
-static int64_t sent_bytes(const struct zt_comm *c, const struct call *k) {
+int64_t shm_sent_bytes(const struct zt_comm *c, const struct shm_call *k) {
     int64_t lo, hi, others = c->size - 1, bytes = k->count * (int64_t)k->size;
     switch (k->kind) {
     case ZT_COLL_ALL_REDUCE:
@@ -470,10 +514,9 @@ void shm_begin(struct zt_comm *c, const struct zt_coll_record *record, int64_t t
     m->deadline = m->began + timeout_ns;
 }
 
-static bool all_in_place(const struct zt_comm *c, int half) {
-    const struct shm_comm *m = c->state;
+bool shm_in_place(struct zt_comm *c, int64_t seq) {
     for (int i = 0; i < c->size; i++) {
-        const struct shm_signature *s = &m->group->member[i].signature[half];
+        const struct shm_signature *s = shm_signature(c, i, seq);
         if (s->send == SHM_STAGED || s->recv == SHM_STAGED) return false;
     }
     return true;
@@ -483,12 +526,12 @@ static int shm_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op
                           const void *send, void *recv, int64_t count, int group_root,
                           struct zt_coll_record *record, struct zt_error *err) {
     struct shm_comm *m = c->state;
-    struct call k = {kind, op, t, send, recv, count, group_root, zt_dtype_size(t)};
+    struct shm_call k = {kind, op, t, send, recv, count, group_root, zt_dtype_size(t)};
     size_t bytes = (size_t)count * k.size;
     size_t send_bytes = bytes * (kind == ZT_COLL_REDUCE_SCATTER ? (size_t)c->size : 1);
     size_t recv_bytes = bytes * (kind == ZT_COLL_ALL_GATHER ? (size_t)c->size : 1);
     shm_begin(c, record, atomic_load(&c->timeout_ns));
-    if (world_failed(m->w)) return fail_recorded(c, err);
+    if (shm_failed(m->w)) return shm_fail_recorded(c, err);
     if (c->size == 1)
         return zt_self_collective(c, kind, op, t, send, recv, count, group_root, record, err);
     struct shm_signature own = {record->seq,
@@ -497,22 +540,22 @@ static int shm_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op
                                 (int32_t)op,
                                 (int32_t)t,
                                 group_root,
-                                offset_of(m->w, send, send_bytes),
-                                offset_of(m->w, recv, recv_bytes)};
+                                shm_offset(m->w, send, send_bytes),
+                                shm_offset(m->w, recv, recv_bytes)};
     bool is_small = count > 0 && send_bytes <= SHM_SMALL;
     size_t half = (m->stage_turn & 1) * SHM_HALF;
     if (is_small && (kind != ZT_COLL_BROADCAST || c->rank == group_root))
         memcpy(m->stage[c->rank] + half, send, send_bytes);
     int rc = meet(c, &own, err);
     if (rc) return rc;
-    record->sent_bytes = sent_bytes(c, &k);
+    record->sent_bytes = shm_sent_bytes(c, &k);
     if (!count) return 0;
     if (is_small) {
         m->stage_turn++;
         small(c, &k, half);
         return 0;
     }
-    return all_in_place(c, (int)(own.seq & 1)) ? in_place(c, &k, err) : staged(c, &k, err);
+    return shm_in_place(c, own.seq) ? in_place(c, &k, err) : staged(c, &k, err);
 }
 
 /* ---- groups ---- */
@@ -537,7 +580,7 @@ int shm_enter_group(struct zt_comm *c, struct shm_world *w, uint64_t group, stru
     size_t offset = shm_stage_offset(w->world) +
                     ((size_t)w->rank * SHM_SPLITS + (size_t)w->n_groups++) * SHM_STAGE;
     m->group->member[c->rank].stage = offset;
-    if (c->size == 1) return 0;
+    if (c->size == 1 && w->here == w->world) return 0; /* else it is a part of a group */
     /* Pages now: touching one that the machine does not have would be SIGBUS. */
     while (fallocate(w->control_fd, 0, (off_t)offset, (off_t)SHM_STAGE) != 0)
         if (errno != EINTR)
@@ -554,7 +597,7 @@ void shm_see_stages(struct zt_comm *c) {
 }
 
 /* Space for a group of n in the arena; 0 = used up. */
-static uint64_t arena_take(struct shm_world *w, int n) {
+uint64_t shm_arena_take(struct shm_world *w, int n) {
     uint64_t bytes = shm_group_bytes(n), at = atomic_fetch_add(&w->control->next, bytes);
     if (at + bytes > w->control->arena_end) return 0;
     struct shm_group *g = (struct shm_group *)(void *)((unsigned char *)w->control + at);
@@ -562,19 +605,21 @@ static uint64_t arena_take(struct shm_world *w, int n) {
     return at;
 }
 
-/* Every member of a list must have given that same list: the lists then partition the parent. */
-static int check_lists(struct zt_comm *parent, struct zt_error *err) {
-    struct shm_comm *m = parent->state;
-    const struct shm_rank *ranks = m->w->control->ranks;
+/* wish[i] is of the parent's member i. Every member of a list must have given that same list: the
+ * lists then partition the parent. */
+int shm_check_lists(struct zt_comm *c, const struct zt_comm *parent,
+                    const struct shm_wish *const *wish, struct zt_error *err) {
+    const struct shm_wish *of[ZT_COMM_MAX_RANKS] = {NULL};
+    for (int i = 0; i < parent->size; i++) of[parent->ranks[i]] = wish[i];
     for (int i = 0; i < parent->size; i++) {
-        const struct shm_rank *a = &ranks[parent->ranks[i]];
+        const struct shm_wish *a = wish[i];
         for (int j = 0; j < a->n; j++) {
-            const struct shm_rank *b = &ranks[a->list[j]];
+            const struct shm_wish *b = of[a->list[j]];
             if (a->n == b->n && !memcmp(a->list, b->list, (size_t)a->n * sizeof *a->list) &&
                 !strncmp(a->name, b->name, sizeof a->name))
                 continue;
-            return fail_first(
-                parent, ZT_EMISMATCH, a->list[j], err,
+            return shm_fail_first(
+                c, ZT_EMISMATCH, a->list[j], err,
                 "split of group \"%s\": rank %d made group \"%.16s\" of %d ranks with "
                 "rank %d in it, but rank %d gave another list or name (\"%.16s\", %d "
                 "ranks)",
@@ -589,12 +634,18 @@ static int check_troubles(struct zt_comm *parent, struct zt_error *err) {
     struct shm_comm *m = parent->state;
     for (int i = 0; i < parent->size; i++)
         if (m->group->member[i].trouble)
-            return fail_first(
+            return shm_fail_first(
                 parent, ZT_ENOMEM, parent->ranks[i], err,
                 "split of group \"%s\": rank %d has no memory or no place for another "
                 "group",
                 parent->name, parent->ranks[i]);
     return 0;
+}
+
+void shm_fill_wish(struct shm_wish *wish, const struct zt_comm *child) {
+    memcpy(wish->name, child->name, sizeof wish->name);
+    wish->n = child->size;
+    for (int i = 0; i < child->size; i++) wish->list[i] = (uint16_t)child->ranks[i];
 }
 
 static int shm_split(struct zt_comm *parent, struct zt_comm *child, struct zt_error *err) {
@@ -603,16 +654,16 @@ static int shm_split(struct zt_comm *parent, struct zt_comm *child, struct zt_er
     struct shm_rank *own = &w->control->ranks[w->rank];
     struct zt_coll_record record = {.seq = parent->last_seq, .kind = ZT_COLL_SPLIT};
     struct shm_signature call = {record.seq, 0, (int32_t)ZT_COLL_SPLIT, 0, 0, 0, 0, 0};
+    const struct shm_wish *wish[ZT_COMM_MAX_RANKS];
     struct zt_error trouble = {0};
     shm_begin(parent, &record, atomic_load(&parent->timeout_ns));
-    if (world_failed(w)) return fail_recorded(parent, err);
-    memcpy(own->name, child->name, sizeof own->name);
-    own->n = child->size;
-    for (int i = 0; i < child->size; i++) own->list[i] = (uint16_t)child->ranks[i];
+    if (shm_failed(w)) return shm_fail_recorded(parent, err);
+    shm_fill_wish(&own->wish, child);
+    for (int i = 0; i < parent->size; i++) wish[i] = &w->control->ranks[parent->ranks[i]].wish;
     m->group->member[parent->rank].trouble = 0;
     int rc = meet(parent, &call, err);
-    if (!rc) rc = check_lists(parent, err);
-    if (!rc && child->rank == 0) own->group = arena_take(w, child->size);
+    if (!rc) rc = shm_check_lists(parent, parent, wish, err);
+    if (!rc && child->rank == 0) own->group = shm_arena_take(w, child->size);
     if (!rc) rc = shm_barrier(parent, err);
     if (rc) goto out;
     uint64_t group = w->control->ranks[child->ranks[0]].group;
@@ -635,6 +686,7 @@ void shm_world_free(struct shm_world *w) {
         if (w->memory && w->memory[r] && r != w->rank) munmap(w->memory[r], w->memory_bytes[r]);
         if (w->life && w->life[r] >= 0) close(w->life[r]);
     }
+    if (w->far) tcp_world_free(w->far);
     if (w->control) {
         atomic_store(&w->control->ranks[w->rank].state, SHM_LEFT);
         munmap(w->control, w->control_bytes);
@@ -662,8 +714,9 @@ static void shm_abort(struct zt_comm *c) {
     pthread_mutex_lock(&c->shared->lock);
     snprintf(text, sizeof text, "rank %d gave up: %.900s", c->world_rank, c->shared->why.msg);
     pthread_mutex_unlock(&c->shared->lock);
-    record_failure(m->w, ZT_ECOMM, c->world_rank, text);
+    shm_record(m->w, ZT_ECOMM, c->world_rank, text);
     futex(&m->group->phase, FUTEX_WAKE, INT_MAX, NULL);
+    if (m->w->far) tcp_tell_failure(m->w->far);
 }
 
 const struct zt_comm_impl zt_comm_shm = {.name = "shm",

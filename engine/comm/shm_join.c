@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/comm/shm_join.c: how the ranks of one host meet.
+/* engine/comm/shm_join.c: how the ranks of one host meet: all of a world, or those of one host of
+ * several. The lowest of them, rank 0 if it is here, leads.
  *
- * The id holds the name of an abstract unix socket and a secret, both random. Rank 0 listens there,
- * the others connect (SOCK_SEQPACKET: a message is whole or absent):
+ * The id holds the name of an abstract unix socket and a secret, both random. The leader listens
+ * there, the others connect (SOCK_SEQPACKET: a message is whole or absent):
  *
- *     rank 0                                   rank r
+ *     leader                                   rank r
  *       NONCE ---------------------------------->        both check that the peer runs as the same
  *       <---------- HELLO + memory, life pipe ---        user; HELLO and WELCOME carry an HMAC with
  *       WELCOME -------------------------------->        the secret over both nonces
@@ -37,24 +38,19 @@
 #include "core/sys.h"
 #include "engine/comm/shm.h"
 
-#define ID_MAGIC "ztshm\0\0\1"
 #define SPINS 100
 #define MAX_STRANGERS 32
 #define ATTEMPTS 2
 #define VERDICT_NS INT64_C(1000000000)
+#define LOOK_NS INT64_C(50000000)
 enum { TAG = 32, NONCE = 16, MAX_FDS = 2 };
-
-struct id_layout {
-    char magic[8];
-    uint8_t name[16], secret[32];
-};
 
 enum message_kind { M_NONCE = 1, M_HELLO, M_WELCOME, M_MEMBER, M_CONTROL, M_FAILED };
 struct message {
     uint32_t kind, version;
     int32_t world, rank, pid, code;
     uint64_t bytes;  /* of the device memory or the control memory */
-    int64_t left_ns; /* WELCOME: how long rank 0 will wait for the others */
+    int64_t left_ns; /* WELCOME: how long the leader will wait for the others */
     uint8_t nonce[NONCE], tag[TAG];
     char build[16]; /* version of the program */
     char text[1024];
@@ -66,30 +62,20 @@ struct guest {
     uint8_t nonce[NONCE];
 };
 struct join {
-    const struct id_layout *id;
-    struct zt_comm *c;
+    const struct shm_id *id;
+    struct zt_comm *c; /* of the ranks on this host */
+    const struct shm_watch *watch;
+    int leader;
     struct shm_world *w;
     int64_t deadline, began;
     int listener;
     struct guest strangers[MAX_STRANGERS];
     int n_strangers;
-    int *member;    /* rank 0: connection of every rank, -1 */
-    int *memory_fd; /* rank 0: to be handed on */
+    int *member;    /* the leader: connection of every rank, -1 */
+    int *memory_fd; /* the leader: to be handed on */
     int32_t *pid;
     int own_life_read;
 };
-
-int zt_shm_mint(struct zt_comm_id *id, struct zt_error *err) {
-    struct id_layout l;
-    memcpy(l.magic, ID_MAGIC, sizeof l.magic);
-    int rc = zt_sys_posix.random(zt_sys_posix.arg, l.name, sizeof l.name + sizeof l.secret);
-    if (rc)
-        return zt_fail(err, ZT_EIO, "communicator id: no random bytes from the kernel: %s",
-                       strerror(-rc));
-    memset(id, 0, sizeof *id);
-    memcpy(id->bytes, &l, sizeof l);
-    return 0;
-}
 
 /* ---- messages ---- */
 
@@ -196,7 +182,7 @@ static bool same_user(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &u, &n) == 0 && u.uid == geteuid();
 }
 
-static socklen_t meeting_point(const struct id_layout *id, struct sockaddr_un *a) {
+static socklen_t meeting_point(const struct shm_id *id, struct sockaddr_un *a) {
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX; /* sun_path[0] = 0: abstract, no file */
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "ztrain-");
@@ -246,16 +232,27 @@ static int make_control(struct join *j, struct zt_error *err) {
     /* the world's own group is the first in the arena */
     uint64_t at = shm_arena_offset(w->world);
     atomic_store(&w->control->next, at + shm_group_bytes(w->world));
-    ((struct shm_group *)(void *)(p + at))->n = w->world;
+    ((struct shm_group *)(void *)(p + at))->n = j->c->size;
     return 0;
 }
 
-/* ---- rank 0 ---- */
+static int go_on(const struct join *j, struct zt_error *err) {
+    return j->watch ? j->watch->look(j->watch->arg, err) : 0;
+}
+
+/* ---- the leader ---- */
+
+static bool is_here(const struct join *j, int rank) {
+    for (int i = 0; i < j->c->size; i++)
+        if (j->c->ranks[i] == rank) return true;
+    return false;
+}
 
 static const char *absent(const struct join *j, char *buf, size_t n) {
     size_t used = 0;
     buf[0] = 0;
-    for (int r = 1; r < j->w->world; r++) {
+    for (int i = 1; i < j->c->size; i++) {
+        int r = j->c->ranks[i];
         if (j->member[r] >= 0) continue;
         int k = snprintf(buf + used, n - used, "%s%d", used ? ", " : "", r);
         if (k > 0 && (size_t)k < n - used) used += (size_t)k;
@@ -271,8 +268,8 @@ static int listen_here(struct join *j, struct zt_error *err) {
     if (bind(j->listener, (struct sockaddr *)&a, n) != 0)
         return zt_fail(err, errno == EADDRINUSE ? ZT_ECONFLICT : ZT_EIO,
                        "communicator: the meeting point of this id is taken (%s): another process "
-                       "already is rank 0 of it; an id serves one world",
-                       strerror(errno));
+                       "already is rank %d of it; an id serves one world",
+                       strerror(errno), j->leader);
     if (listen(j->listener, 128) != 0)
         return zt_fail(err, ZT_EIO, "communicator: listen: %s", strerror(errno));
     return 0;
@@ -324,12 +321,13 @@ static int welcome(struct join *j, struct guest *g, struct zt_error *err) {
     if (CRYPTO_memcmp(tag, m.tag, TAG) != 0) goto stranger;
     /* From here on it is one of ours, so what is wrong is worth an error. */
     if (m.version != MESSAGE_VERSION || strncmp(m.build, ZT_VERSION, sizeof m.build)) {
-        rc = zt_fail(err, ZT_EVERSION, "rank %d runs version %s, rank 0 runs %s; use one version",
-                     m.rank, m.build, ZT_VERSION);
-    } else if (m.world != w->world || m.rank < 1 || m.rank >= w->world) {
-        rc = zt_fail(err, ZT_EINVAL,
-                     "a process (pid %d) came as rank %d of a world of %d; rank 0 expects %d ranks",
-                     m.pid, m.rank, m.world, w->world);
+        rc = zt_fail(err, ZT_EVERSION, "rank %d runs version %s, rank %d runs %s; use one version",
+                     m.rank, m.build, j->leader, ZT_VERSION);
+    } else if (m.world != w->world || m.rank == j->leader || !is_here(j, m.rank)) {
+        rc =
+            zt_fail(err, ZT_EINVAL,
+                    "a process (pid %d) came as rank %d of a world of %d; rank %d expects %d ranks",
+                    m.pid, m.rank, m.world, j->leader, w->world);
     } else if (j->member[m.rank] >= 0) {
         rc = zt_fail(err, ZT_ECONFLICT, "two processes came as rank %d: pid %d and pid %d", m.rank,
                      j->pid[m.rank], m.pid);
@@ -374,7 +372,7 @@ static int handle_guests(struct join *j, struct zt_error *err) {
 
 /* A member that hangs up while we wait for the others. */
 static int check_members(struct join *j, struct zt_error *err) {
-    for (int r = 1; r < j->w->world; r++) {
+    for (int r = 0; r < j->w->world; r++) {
         struct pollfd p = {.fd = j->member[r], .events = POLLIN};
         if (p.fd >= 0 && poll(&p, 1, 0) > 0 && p.revents & (POLLHUP | POLLERR)) {
             atomic_store(&j->c->shared->failed_rank, r);
@@ -383,6 +381,14 @@ static int check_members(struct join *j, struct zt_error *err) {
         }
     }
     return 0;
+}
+
+/* What may be wrong beside slowness when the world knows that all of them are alive. */
+static const char *where(const struct join *j) {
+    return j->c->size == j->w->world
+               ? ""
+               : " to the meeting point of their host: if they run on machines that "
+                 "share nothing, give the workers different --host names";
 }
 
 static int gather_members(struct join *j, struct zt_error *err) {
@@ -395,24 +401,25 @@ static int gather_members(struct join *j, struct zt_error *err) {
         if (!*absent(j, list, sizeof list)) break;
         if (left <= 0) {
             atomic_store(&j->c->shared->failed_rank, atoi(list));
-            rc =
-                zt_fail(err, ZT_ETIMEOUT,
-                        "the communicator did not form within %.1f s: rank%s %s of %d did not come "
-                        "(comm.init_timeout_seconds)",
-                        (double)(zt_clock_ns() - j->began) / 1e9, strchr(list, ',') ? "s" : "",
-                        list, j->w->world);
+            rc = zt_fail(
+                err, ZT_ETIMEOUT,
+                "the communicator did not form within %.1f s: rank%s %s of %d did not come%s "
+                "(comm.init_timeout_seconds)",
+                (double)(zt_clock_ns() - j->began) / 1e9, strchr(list, ',') ? "s" : "", list,
+                j->w->world, where(j));
             break;
         }
         p[n++] = (struct pollfd){.fd = j->listener, .events = POLLIN};
         for (int i = 0; i < j->n_strangers; i++)
             p[n++] = (struct pollfd){.fd = j->strangers[i].fd, .events = POLLIN};
-        for (int r = 1; r < j->w->world; r++)
+        for (int r = 0; r < j->w->world; r++)
             if (j->member[r] >= 0) p[n++] = (struct pollfd){.fd = j->member[r], .events = POLLIN};
         if (poll(p, n, left > 100000000 ? 100 : (int)(left / 1000000) + 1) < 0 && errno != EINTR)
             rc = zt_fail(err, ZT_EIO, "communicator: poll: %s", strerror(errno));
         accept_guests(j);
         if (!rc) rc = handle_guests(j, err);
         if (!rc) rc = check_members(j, err);
+        if (!rc) rc = go_on(j, err);
     }
     free(p);
     return rc;
@@ -421,11 +428,13 @@ static int gather_members(struct join *j, struct zt_error *err) {
 /* Everything to everyone. */
 static int hand_out(struct join *j, struct zt_error *err) {
     struct shm_world *w = j->w;
-    for (int r = 1; r < w->world; r++) {
+    for (int to = 1; to < j->c->size; to++) {
+        const int r = j->c->ranks[to];
         int rc = 0;
-        for (int i = 0; i < w->world && !rc; i++) {
+        for (int of = 0; of < j->c->size && !rc; of++) {
             struct message m = {.kind = M_MEMBER, .version = MESSAGE_VERSION, .world = w->world};
-            int fds[2] = {j->memory_fd[i], i ? w->life[i] : j->own_life_read};
+            const int i = j->c->ranks[of];
+            int fds[2] = {j->memory_fd[i], of ? w->life[i] : j->own_life_read};
             if (i == r) continue;
             m.rank = i;
             m.pid = j->pid[i];
@@ -445,15 +454,15 @@ static int hand_out(struct join *j, struct zt_error *err) {
     return 0;
 }
 
-static int join_as_zero(struct join *j, struct zt_error *err) {
+static int lead(struct join *j, struct zt_error *err) {
     int rc = make_control(j, err);
-    if (!rc) rc = listen_here(j, err);
-    if (!rc) rc = gather_members(j, err);
+    if (!rc && j->c->size > 1) rc = listen_here(j, err);
+    if (!rc && j->c->size > 1) rc = gather_members(j, err);
     if (!rc)
         for (int r = 0; r < j->w->world; r++) j->w->control->ranks[r].pid = j->pid[r];
     if (!rc) rc = hand_out(j, err);
     if (rc && rc != ZT_ECONFLICT)
-        for (int r = 1; r < j->w->world; r++)
+        for (int r = 0; r < j->w->world; r++)
             if (j->member[r] >= 0) send_failed(j->member[r], rc, err->msg);
     return rc;
 }
@@ -464,8 +473,11 @@ static int receive(struct join *j, int fd, struct message *m, uint32_t kind, int
                    struct zt_error *err) {
     int rc;
     while ((rc = take_message(fd, m, fds, n)) == -EAGAIN) {
-        rc = wait_fd(fd, POLLIN, j->deadline);
-        if (rc) break;
+        int64_t slice = zt_clock_ns() + LOOK_NS;
+        int stop = go_on(j, err);
+        if (stop) return stop;
+        rc = wait_fd(fd, POLLIN, slice < j->deadline ? slice : j->deadline);
+        if (rc && (rc != -ETIMEDOUT || zt_clock_ns() >= j->deadline)) break;
     }
     if (!rc && m->kind == M_FAILED) return zt_fail(err, m->code, "%s", m->text);
     if (!rc && (m->kind != kind || m->version != MESSAGE_VERSION)) {
@@ -473,24 +485,25 @@ static int receive(struct join *j, int fd, struct message *m, uint32_t kind, int
         rc = -EPROTO;
     }
     if (!rc) return 0;
-    atomic_store(&j->c->shared->failed_rank, 0);
+    atomic_store(&j->c->shared->failed_rank, j->leader);
     if (rc == -ETIMEDOUT)
         return zt_fail(err, ZT_ETIMEOUT,
-                       "rank %d met rank 0, but the communicator did not form within %.1f s "
+                       "rank %d met rank %d, but the communicator did not form within %.1f s "
                        "(comm.init_timeout_seconds)",
-                       j->w->rank, (double)(zt_clock_ns() - j->began) / 1e9);
+                       j->w->rank, j->leader, (double)(zt_clock_ns() - j->began) / 1e9);
     if (rc == -EPROTO)
         return zt_fail(err, ZT_EPROTO,
-                       "what listens at the meeting point is not rank 0 of this "
-                       "world or runs another version");
+                       "what listens at the meeting point is not rank %d of this "
+                       "world or runs another version",
+                       j->leader);
     return zt_fail(
         err, ZT_EPEER,
-        "rank 0 hung up on rank %d while the ranks were meeting (%s): it died, or the two "
+        "rank %d hung up on rank %d while the ranks were meeting (%s): it died, or the two "
         "have different ids",
-        j->w->rank, strerror(-rc));
+        j->leader, j->w->rank, strerror(-rc));
 }
 
-static int connect_to_zero(struct join *j, int *out, struct zt_error *err) {
+static int connect_to_leader(struct join *j, int *out, struct zt_error *err) {
     struct sockaddr_un a;
     socklen_t n = meeting_point(j->id, &a);
     int64_t pause = 1000000;
@@ -507,12 +520,15 @@ static int connect_to_zero(struct join *j, int *out, struct zt_error *err) {
         if (e != ECONNREFUSED && e != EAGAIN && e != EINTR)
             return zt_fail(err, ZT_EIO, "communicator: connect: %s", strerror(e));
         if (zt_clock_ns() >= j->deadline) {
-            atomic_store(&j->c->shared->failed_rank, 0);
+            atomic_store(&j->c->shared->failed_rank, j->leader);
             return zt_fail(err, ZT_ETIMEOUT,
-                           "rank 0 of %d did not open the meeting point within %.1f s "
+                           "rank %d of %d did not open the meeting point within %.1f s%s "
                            "(comm.init_timeout_seconds); rank %d waited",
-                           j->w->world, (double)(zt_clock_ns() - j->began) / 1e9, j->w->rank);
+                           j->leader, j->w->world, (double)(zt_clock_ns() - j->began) / 1e9,
+                           where(j), j->w->rank);
         }
+        int stop = go_on(j, err);
+        if (stop) return stop;
         struct timespec t = {0, pause};
         nanosleep(&t, NULL);
         if (pause < 20000000) pause *= 2;
@@ -538,7 +554,7 @@ static int say_hello(struct join *j, int fd, struct zt_error *err) {
     tag_message(j, "hello", nonce.nonce, m.nonce, &m, m.tag);
     rc = send_message(fd, &m, fds, 2, j->deadline);
     if (rc)
-        return zt_fail(err, ZT_EPEER, "rank 0 died while the ranks were meeting (%s)",
+        return zt_fail(err, ZT_EPEER, "rank %d died while the ranks were meeting (%s)", j->leader,
                        strerror(-rc));
     rc = receive(j, fd, &reply, M_WELCOME, NULL, 0, err);
     if (rc) return rc;
@@ -547,7 +563,7 @@ static int say_hello(struct join *j, int fd, struct zt_error *err) {
         return zt_fail(err, ZT_EAUTH,
                        "what listens at the meeting point does not know this world's "
                        "secret");
-    /* Rank 0 knows who is missing: leave the verdict to it. */
+    /* The leader knows who is missing: leave the verdict to it. */
     int64_t verdict = zt_clock_ns() + reply.left_ns + VERDICT_NS;
     if (reply.left_ns > 0 && verdict > j->deadline) j->deadline = verdict;
     return 0;
@@ -558,11 +574,12 @@ static int take_members(struct join *j, int fd, struct zt_error *err) {
     struct message m;
     int fds[MAX_FDS], rc;
     unsigned char *p = NULL;
-    for (int i = 0; i < w->world - 1; i++) {
+    for (int i = 0; i < j->c->size - 1; i++) {
         rc = receive(j, fd, &m, M_MEMBER, fds, 2, err);
         if (rc) return rc;
-        if (m.rank < 0 || m.rank >= w->world || m.rank == w->rank || w->memory[m.rank])
-            rc = zt_fail(err, ZT_EPROTO, "rank 0 sent rank %d twice or out of range", m.rank);
+        if (!is_here(j, m.rank) || m.rank == w->rank || w->memory[m.rank])
+            rc = zt_fail(err, ZT_EPROTO, "rank %d sent rank %d twice or out of range", j->leader,
+                         m.rank);
         if (!rc) rc = map_fd(fds[0], m.bytes, &w->memory[m.rank], err);
         close(fds[0]);
         if (rc) {
@@ -576,18 +593,18 @@ static int take_members(struct join *j, int fd, struct zt_error *err) {
     if (rc) return rc;
     w->control_fd = fds[0];
     if (m.bytes != shm_control_bytes(w->world))
-        return zt_fail(err, ZT_EPROTO, "rank 0 sent a control memory of another size");
+        return zt_fail(err, ZT_EPROTO, "rank %d sent a control memory of another size", j->leader);
     rc = map_fd(w->control_fd, m.bytes, &p, err);
     if (rc) return rc;
     w->control = (struct shm_control *)(void *)p;
     w->control_bytes = m.bytes;
     if (w->control->magic != SHM_MAGIC || w->control->world != w->world)
-        return zt_fail(err, ZT_EPROTO, "rank 0 sent a control memory of another kind");
+        return zt_fail(err, ZT_EPROTO, "rank %d sent a control memory of another kind", j->leader);
     return 0;
 }
 
 /* A crowd of strangers can push us out once, so a hang-up is tried again, but not for long: it is
- * more likely that rank 0 died. */
+ * more likely that the leader died. */
 static int join_as_other(struct join *j, struct zt_error *err) {
     struct zt_error first = {0};
     int64_t whole = j->deadline;
@@ -595,7 +612,7 @@ static int join_as_other(struct join *j, struct zt_error *err) {
     for (int i = 0; i < ATTEMPTS; i++) {
         if (fd >= 0) close(fd);
         fd = -1;
-        rc = connect_to_zero(j, &fd, err);
+        rc = connect_to_leader(j, &fd, err);
         if (!rc) rc = say_hello(j, fd, err);
         if (rc == ZT_ETIMEOUT && i > 0) rc = zt_fail(err, first.code, "%.2000s", first.msg);
         if (rc != ZT_EPEER) break;
@@ -618,7 +635,7 @@ static int cpus_for_us(void) {
 
 static int prepare(struct join *j, struct zt_error *err) {
     struct zt_comm *c = j->c;
-    int world = c->size, own_fd = -1, ends[2];
+    int world = c->world_size, own_fd = -1, ends[2];
     void *base = NULL;
     size_t bytes = 0, n = (size_t)world;
     if (zt_device_cpu_memory(c->device, &own_fd, &base, &bytes) != 0)
@@ -632,8 +649,9 @@ static int prepare(struct join *j, struct zt_error *err) {
     j->w = w;
     w->world = world;
     w->rank = c->world_rank;
+    w->here = c->size;
     w->control_fd = w->life_write = -1;
-    w->spins = cpus_for_us() >= world ? SPINS : 0;
+    w->spins = cpus_for_us() >= c->size ? SPINS : 0;
     w->memory = calloc(n, sizeof *w->memory);
     w->memory_bytes = calloc(n, sizeof *w->memory_bytes);
     w->life = malloc(n * sizeof *w->life);
@@ -686,20 +704,18 @@ static int first_barrier(struct join *j, struct zt_error *err) {
     return rc;
 }
 
-int zt_shm_open(struct zt_comm *c, const struct zt_comm_id *id, double timeout_s,
-                struct zt_error *err) {
-    struct id_layout layout;
-    struct zt_error local = {0};
-    struct join j = {.id = &layout, .c = c, .listener = -1, .own_life_read = -1};
-    if (!err) err = &local;
-    memcpy(&layout, id->bytes, sizeof layout);
-    if (memcmp(layout.magic, ID_MAGIC, sizeof layout.magic) != 0)
-        return zt_fail(err, ZT_EINVAL,
-                       "communicator: the id was not minted by this version (zt_comm_mint)");
+int shm_open_world(struct zt_comm *c, const struct shm_id *id, int64_t timeout_ns,
+                   const struct shm_watch *watch, struct zt_error *err) {
+    struct join j = {.id = id,
+                     .c = c,
+                     .watch = watch,
+                     .leader = c->ranks[0],
+                     .listener = -1,
+                     .own_life_read = -1};
     j.began = zt_clock_ns();
-    j.deadline = j.began + (int64_t)(timeout_s * 1e9);
+    j.deadline = j.began + timeout_ns;
     int rc = prepare(&j, err);
-    if (!rc) rc = c->world_rank == 0 ? join_as_zero(&j, err) : join_as_other(&j, err);
+    if (!rc) rc = c->rank == 0 ? lead(&j, err) : join_as_other(&j, err);
     if (!rc) rc = first_barrier(&j, err);
     clean_up(&j);
     if (rc && c->state)

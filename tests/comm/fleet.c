@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 struct zt_comm_id fleet_id;
+static struct zt_comm_door
+    *first_door; /* of rank 0: the id names it, so it is open before the fork */
 
 void fleet_check(const struct rank *r, bool ok, const char *what, const char *file, int line) {
     if (ok) return;
@@ -68,11 +70,45 @@ void fleet_note(struct rank *r, int code) {
     atomic_store(&b->code[r->rank], code);
 }
 
+const char *fleet_hosts(int world) {
+    static const char *const mixed[] = {"",      "a",      "ab",      "aab",     "abab",
+                                        "abbac", "abbacc", "abbaccb", "abbaccba"};
+    static const char *const uneven[] = {"",      "a",      "ab",      "abb",     "aaab",
+                                         "aaaab", "aaaaab", "aaaaaab", "aaaaabbb"};
+    const char *kind = getenv("ZT_TEST_HOSTS");
+    if (!kind || world < 2) return NULL;
+    if (!strcmp(kind, "each")) return "abcdefgh";
+    return !strcmp(kind, "mixed") ? mixed[world] : !strcmp(kind, "uneven") ? uneven[world] : NULL;
+}
+
+static struct zt_comm_door *open_door(const struct fleet *f, int as, struct zt_error *err) {
+    char host[8], address[16];
+    struct zt_comm_door *door = NULL;
+    if (!f->hosts) return NULL;
+    snprintf(host, sizeof host, "host-%c", f->hosts[as]);
+    snprintf(address, sizeof address, "127.0.0.%d", 2 + f->hosts[as] - 'a');
+    struct zt_comm_site site = {host, address, f->socket_bytes};
+    if (zt_comm_door_open(&site, &door, err)) fprintf(stderr, "no door: %s\n", err->msg);
+    return door;
+}
+struct zt_comm_door *fleet_door(struct rank *r, int as) {
+    struct zt_comm_door *door = as == 0 ? first_door : NULL;
+    if (as == 0) first_door = NULL;
+    return door ? door : open_door(r->fleet, as, &r->err);
+}
+int fleet_init(struct rank *r, const struct zt_comm_id *id, int as, int world, double timeout_s) {
+    return zt_comm_init_at(fleet_door(r, as), id, as, world, r->d, timeout_s, &r->comm, &r->err);
+}
+
 static void run_rank(const struct fleet *f, int rank, struct fleet_board *board) {
-    struct rank r = {.rank = rank, .world = f->world, .board = board, .arg = f->arg};
+    struct rank r = {.rank = rank, .world = f->world, .board = board, .arg = f->arg, .fleet = f};
     struct zt_device_config c = {"cpu", f->device_bytes ? f->device_bytes : (size_t)64 << 20};
     void *segment = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (rank != 0) {
+        zt_comm_door_close(first_door);
+        first_door = NULL;
+    }
     CHECK(&r, zt_device_open(&c, &r.d, &r.err) == 0);
     r.ops = zt_device_ops(r.d);
     r.compute = zt_device_compute(r.d);
@@ -80,8 +116,7 @@ static void run_rank(const struct fleet *f, int rank, struct fleet_board *board)
     CHECK(&r, r.ops->stream_create(r.d, ZT_STREAM_REDUCE, &r.stream, &r.err) == 0);
     r.segment = segment;
     double timeout = f->init_timeout > 0 ? f->init_timeout : 60;
-    if (!f->no_init)
-        CHECK(&r, zt_comm_init(&fleet_id, rank, f->world, r.d, timeout, &r.comm, &r.err) == 0);
+    if (!f->no_init) CHECK(&r, fleet_init(&r, &fleet_id, rank, f->world, timeout) == 0);
     CHECK(&r, f->body(&r) == 0);
     r.ops->stream_destroy(r.stream);
     zt_comm_destroy(r.comm);
@@ -89,12 +124,17 @@ static void run_rank(const struct fleet *f, int rank, struct fleet_board *board)
     _exit(0); /* leaks are looked for in test_threads.c: the checker cannot in a forked process */
 }
 
-struct fleet_run fleet_start(const struct fleet *f) {
-    struct fleet_run run = {.world = f->world};
+struct fleet_run fleet_start(const struct fleet *given) {
+    struct fleet_run run = {.world = given->world};
+    struct fleet own = *given;
+    const struct fleet *f = &own;
     struct zt_error err = {0};
     run.board =
         mmap(NULL, sizeof *run.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (run.board == MAP_FAILED || zt_comm_mint(&fleet_id, &err)) abort();
+    if (run.board == MAP_FAILED) abort();
+    if (!own.hosts) own.hosts = fleet_hosts(own.world);
+    first_door = open_door(f, 0, &err);
+    if ((f->hosts && !first_door) || zt_comm_mint_at(first_door, &fleet_id, &err)) abort();
     for (int i = 0; i < FLEET_MAX; i++) run.status[i] = -1;
     fflush(NULL);
     for (int i = 0; i < f->world; i++) {
@@ -102,6 +142,8 @@ struct fleet_run fleet_start(const struct fleet *f) {
         if (run.pid[i] < 0) abort();
         if (run.pid[i] == 0) run_rank(f, i, run.board);
     }
+    zt_comm_door_close(first_door);
+    first_door = NULL;
     return run;
 }
 

@@ -20,6 +20,7 @@ struct fleet_board {
     char text[FLEET_MAX][2048];
 };
 
+struct fleet;
 struct rank {
     int rank, world;
     struct zt_device *d;
@@ -29,6 +30,7 @@ struct rank {
     struct zt_error err;
     struct fleet_board *board;
     const void *arg;
+    const struct fleet *fleet;
     char *segment;
     size_t used;
 };
@@ -38,10 +40,19 @@ struct fleet {
     int (*body)(struct rank *r);
     const void *arg;
     size_t device_bytes; /* 0 = 64 MiB */
-    bool no_init;        /* the body makes the communicator itself, from *fleet_id */
+    bool no_init;        /* the body makes the communicator itself, with fleet_init */
     double init_timeout;
+    const char *hosts;   /* a letter for every rank: equal ones share a host; NULL = fleet_hosts */
+    int socket_bytes;
 };
 extern struct zt_comm_id fleet_id; /* minted by fleet_start */
+/* The door of rank `as`: 127.0.0.2 is host a, 127.0.0.3 is host b, and so on. NULL without hosts. */
+struct zt_comm_door *fleet_door(struct rank *r, int as);
+/* Where the ranks of a world are, as ZT_TEST_HOSTS says: "each" on its own host, "mixed", "uneven";
+ * unset: all on one, which is NULL. */
+const char *fleet_hosts(int world);
+/* zt_comm_init_at into r->comm. */
+int fleet_init(struct rank *r, const struct zt_comm_id *id, int as, int world, double timeout_s);
 
 struct fleet_run {
     pid_t pid[FLEET_MAX];

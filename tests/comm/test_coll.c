@@ -2,7 +2,7 @@
 /* tests/comm/test_coll.c: values of the collectives on 1, 2, 3, 4 and 8 forked ranks. Expected
  * values are closed formulas, or sums in rank order written out here, element by element. Every
  * case runs with buffers in device memory (in place), on the heap (staged) and mixed over the
- * ranks. */
+ * ranks; and the whole file for ranks of one host and of several (fleet_hosts). */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <math.h>

@@ -15,6 +15,8 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "core/mesh.h"
@@ -353,7 +355,7 @@ Test(faults, abort_from_another_thread, .timeout = 60) {
 
 static int meet_short(struct rank *r) {
     if (r->rank == 1 || r->rank == 2) return 0; /* never come */
-    int rc = zt_comm_init(&fleet_id, r->rank, r->world, r->d, 0.7, &r->comm, &r->err);
+    int rc = fleet_init(r, &fleet_id, r->rank, r->world, 0.7);
     CHECK(r, rc == ZT_ETIMEOUT && !r->comm);
     CHECK(r, strstr(r->err.msg, "ranks 1, 2 of 4 did not come"));
     return 0;
@@ -365,7 +367,7 @@ Test(faults, missing_ranks_at_the_start_are_named, .timeout = 60) {
 
 static int no_zero(struct rank *r) {
     if (r->rank == 0) return 0;
-    int rc = zt_comm_init(&fleet_id, r->rank, r->world, r->d, 0.3, &r->comm, &r->err);
+    int rc = fleet_init(r, &fleet_id, r->rank, r->world, 0.3);
     CHECK(r, rc == ZT_ETIMEOUT && strstr(r->err.msg, "rank 0 of 2 did not open"));
     return 0;
 }
@@ -388,32 +390,49 @@ static int bad_id(struct rank *r) {
 /* The name without the secret: refused on both sides, and the right ranks still meet. */
 static int wrong_secret(struct rank *r) {
     struct zt_comm_id wrong = fleet_id;
-    struct zt_comm *c = NULL;
     wrong.bytes[8 + 16 + 5] ^= 0x40;
     if (r->rank == 2) {
-        CHECK(r, zt_comm_init(&wrong, 1, 2, r->d, 20, &c, &r->err) == ZT_EPEER && !c); /* dropped */
+        CHECK(r, fleet_init(r, &wrong, 1, 2, 20) == ZT_EPEER && !r->comm); /* dropped */
         CHECK(r, strstr(r->err.msg, "different ids") != NULL);
         atomic_store(&r->board->flag[0], 1);
         return 0;
     }
     if (r->rank == 1)
         while (!atomic_load(&r->board->flag[0])) fleet_pause();
-    OK(zt_comm_init(&fleet_id, r->rank, 2, r->d, 40, &r->comm, &r->err));
+    OK(fleet_init(r, &fleet_id, r->rank, 2, 40));
     OK(zt_barrier(r->comm, NULL, NULL, &r->err));
     return 0;
+}
+/* Where the ranks of fleet_id meet: the name of a socket of this host, or 0 and rank 0's door. */
+static socklen_t meeting_point(struct sockaddr_un *a, struct sockaddr_in *door) {
+    int32_t port;
+    memset(a, 0, sizeof *a);
+    memset(door, 0, sizeof *door);
+    memcpy(&port, fleet_id.bytes + 56, sizeof port);
+    if (port) {
+        door->sin_family = AF_INET;
+        door->sin_port = htons((uint16_t)port);
+        inet_pton(AF_INET, (const char *)fleet_id.bytes + 60, &door->sin_addr);
+        return 0;
+    }
+    char *p = a->sun_path + 1;
+    a->sun_family = AF_UNIX;
+    p += sprintf(p, "ztrain-");
+    for (int i = 0; i < 16; i++) p += sprintf(p, "%02x", fleet_id.bytes[8 + i]);
+    return (socklen_t)(p - (char *)a);
 }
 /* Garbage, silence and floods at the meeting point disturb nobody. */
 static int strangers(struct rank *r) {
     if (r->rank == 2) {
-        struct sockaddr_un a = {.sun_family = AF_UNIX};
-        char *p = a.sun_path + 1;
-        p += sprintf(p, "ztrain-");
-        for (int i = 0; i < 16; i++) p += sprintf(p, "%02x", fleet_id.bytes[8 + i]);
-        socklen_t n = (socklen_t)(p - (char *)&a);
+        struct sockaddr_un a;
+        struct sockaddr_in door;
+        socklen_t n = meeting_point(&a, &door);
         int fd[48];
         for (int i = 0; i < 48; i++) {
-            fd[i] = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-            while (connect(fd[i], (struct sockaddr *)&a, n) != 0) fleet_pause();
+            fd[i] = n ? socket(AF_UNIX, SOCK_SEQPACKET, 0) : socket(AF_INET, SOCK_STREAM, 0);
+            while (n ? connect(fd[i], (struct sockaddr *)&a, n)
+                     : connect(fd[i], (struct sockaddr *)&door, sizeof door))
+                fleet_pause();
             char junk[3000] = "garbage";
             if (i % 3) (void)!send(fd[i], junk, i % 3 == 1 ? 7 : sizeof junk, MSG_NOSIGNAL);
             if (i % 5 == 0) close(fd[i]), fd[i] = -1;
@@ -424,7 +443,7 @@ static int strangers(struct rank *r) {
     }
     if (r->rank == 1)
         while (!atomic_load(&r->board->flag[0])) fleet_pause();
-    OK(zt_comm_init(&fleet_id, r->rank, 2, r->d, 40, &r->comm, &r->err));
+    OK(fleet_init(r, &fleet_id, r->rank, 2, 40));
     OK(zt_barrier(r->comm, NULL, NULL, &r->err));
     atomic_store(&r->board->flag[1], 1);
     return 0;
@@ -435,26 +454,25 @@ static int doubles(struct rank *r) {
     if (r->rank == 2)
         while (!atomic_load(&r->board->flag[0])) fleet_pause();
     if (r->rank == 1) atomic_store(&r->board->flag[0], 1);
-    int rc = zt_comm_init(&fleet_id, as, 3, r->d, 20, &r->comm, &r->err);
+    int rc = fleet_init(r, &fleet_id, as, 3, 20);
     CHECK(r, rc == ZT_ECONFLICT || rc == ZT_EPEER);
     if (r->rank == 0)
         CHECK(r, rc == ZT_ECONFLICT && strstr(r->err.msg, "two processes came as rank 1"));
     return 0;
 }
 static int two_zeros(struct rank *r) {
-    struct zt_comm *c = NULL;
     if (r->rank == 1)
         while (!atomic_load(&r->board->flag[0])) fleet_pause();
     else
         atomic_store(&r->board->flag[0], 1);
-    int rc = zt_comm_init(&fleet_id, 0, 2, r->d, 0.5, &c, &r->err);
+    int rc = fleet_init(r, &fleet_id, 0, 2, 0.5);
     CHECK(r, rc == ZT_ECONFLICT || rc == ZT_ETIMEOUT);
     if (rc == ZT_ECONFLICT) atomic_fetch_add(&r->board->flag[2], 1);
     CHECK(r, rc != ZT_ECONFLICT || strstr(r->err.msg, "already is rank 0"));
     return 0;
 }
 static int other_world(struct rank *r) {
-    int rc = zt_comm_init(&fleet_id, r->rank, r->rank ? 3 : 2, r->d, 20, &r->comm, &r->err);
+    int rc = fleet_init(r, &fleet_id, r->rank, r->rank ? 3 : 2, 20);
     CHECK(r, rc == ZT_EINVAL && strstr(r->err.msg, "rank 1 of a world of 3; rank 0 expects 2"));
     return 0;
 }
@@ -482,7 +500,7 @@ static int meet_then_wait(struct rank *r) {
         while (!atomic_load(&r->board->flag[1])) fleet_pause();
     }
     atomic_store(&r->board->flag[0], 1);
-    int rc = zt_comm_init(&fleet_id, r->rank, r->world, r->d, 2, &r->comm, &r->err);
+    int rc = fleet_init(r, &fleet_id, r->rank, r->world, 2);
     if (!rc) rc = zt_barrier(r->comm, NULL, NULL, &r->err);
     fleet_note(r, rc);
     return 0;
@@ -512,9 +530,10 @@ static int no_descriptor_leaks(struct rank *r) {
         struct zt_comm_id id;
         struct zt_comm *c = NULL, *g = NULL;
         int all[3] = {0, 1, 2};
-        if (r->rank == 0) OK(zt_comm_mint(&id, &r->err));
+        struct zt_comm_door *door = fleet_door(r, r->rank);
+        if (r->rank == 0) OK(zt_comm_mint_at(door, &id, &r->err));
         OK(zt_broadcast(r->comm, &id, sizeof id, ZT_U8, 0, ZT_ROOT_NONE, NULL, &why, &r->err));
-        OK(zt_comm_init(&id, r->rank, r->world, r->d, 20, &c, &r->err));
+        OK(zt_comm_init_at(door, &id, r->rank, r->world, r->d, 20, &c, &r->err));
         OK(zt_comm_split(c, "g", all, 3, &g, &r->err));
         OK(zt_barrier(g, NULL, &why, &r->err));
         zt_comm_destroy(c); /* the group keeps what it shares with the world */
