@@ -473,9 +473,9 @@ static const char *bad_submit(const Zt__Submit *m)
         return "file: 1 to 1024 bytes are allowed";
     if (m->name && m->name[0] && !zt_run_name_valid(m->name))
         return "name: [a-z0-9][a-z0-9._-]{0,62} is allowed";
-    _Static_assert(ZT_HOST_RANKS_MAX == 256, "the number below");
-    if (m->has_workers && m->workers > ZT_HOST_RANKS_MAX)
-        return "workers: a run may have at most 256 ranks in this version, where all of them are on one host";
+    _Static_assert(ZT_RANKS_MAX == 256, "the number below");
+    if (m->has_workers && m->workers > ZT_RANKS_MAX)
+        return "workers: a run may have at most 256 ranks in this version";
     return NULL;
 }
 

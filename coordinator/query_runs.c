@@ -281,7 +281,7 @@ int zt_query_workers(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err)
 {
     struct query q;
     q_open(&q, db, "SELECT worker_id, host, device, state, flags, capacity_bytes, threads, backend, version, run_id, rank,"
-                   " pid, generation, local_rank FROM workers ORDER BY host, worker_id LIMIT 1000", err);
+                   " pid, generation, local_rank, address FROM workers ORDER BY host, worker_id LIMIT 1000", err);
     Zt__WorkerList *l = reply->worker_list = Q_NEW(&q, Zt__WorkerList, zt__worker_list);
     if (l)
         reply->body_case = ZT__ENVELOPE__BODY_WORKER_LIST;
@@ -309,6 +309,7 @@ int zt_query_workers(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err)
             w->local_rank = (uint32_t)sqlite3_column_int64(q.s, 13);
         }
         w->pid = (uint64_t)sqlite3_column_int64(q.s, 11);
+        w->address = q_string_or_null(&q, 14);
     }
     return q_close(&q);
 }

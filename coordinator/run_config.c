@@ -27,7 +27,7 @@ static int find_allowed(const struct zt_spec *spec, const char *file, struct zt_
         return zt_fail(err, ZT_ENOMEM, "%s: out of memory", file);
     int found = 0;
     struct zt_error first = { 0 }, one;
-    for (int w = 1; w <= ZT_HOST_RANKS_MAX; w++) {
+    for (int w = 1; w <= ZT_RANKS_MAX; w++) {
         *copy = *spec;
         if (zt_spec_resolve(copy, w, file, &one) == 0) {
             c->allowed[(w - 1) / 64] |= UINT64_C(1) << ((w - 1) % 64);
@@ -40,7 +40,7 @@ static int find_allowed(const struct zt_spec *spec, const char *file, struct zt_
     if (found)
         return 0;
     return zt_fail(err, ZT_EINVAL, "%s: no number of workers from 1 to %d fits this file; with one worker: %s", file,
-                   ZT_HOST_RANKS_MAX, first.msg);
+                   ZT_RANKS_MAX, first.msg);
 }
 
 int zt_run_config_from_spec(const struct zt_spec *spec, int workers, const char *file, struct zt_run_config *c,
@@ -55,7 +55,7 @@ int zt_run_config_from_spec(const struct zt_spec *spec, int workers, const char 
     int code = 0;
     if (wanted == 0 && spec->parallelism.replicate > 0 && spec->parallelism.shard > 0 && spec->parallelism.tensor > 0)
         wanted = spec->parallelism.replicate * spec->parallelism.shard * spec->parallelism.tensor;
-    _Static_assert(ZT_HOST_RANKS_MAX <= ZT_MACHINE_WORLD_MAX, "resolve refuses what the machine cannot hold");
+    _Static_assert(ZT_RANKS_MAX <= ZT_MACHINE_WORLD_MAX, "resolve refuses what the machine cannot hold");
     if (wanted > 0)
         code = zt_spec_resolve(s, wanted, file, err);
     else

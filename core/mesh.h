@@ -9,8 +9,8 @@
 struct zt_mesh { int replicate, shard, tensor; };   /* degrees, each >= 1 */
 struct zt_coords { int replicate, shard, tensor; }; /* 0-based */
 
-/* Most ranks of a communicator, and so of a run: all of them are on one host in this version. */
-#define ZT_HOST_RANKS_MAX 256
+/* Most ranks of a communicator, and so of a run. */
+#define ZT_RANKS_MAX 256
 
 enum zt_axis { ZT_AXIS_WORLD = 0, ZT_AXIS_TENSOR, ZT_AXIS_SHARD, ZT_AXIS_REPLICATE, ZT_AXIS_DP };
 

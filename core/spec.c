@@ -719,11 +719,11 @@ int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct 
                    "the file does not say how many; add workers: N, or give --workers N");
     else if (workers > 65536)
         zt_problem(&p, zt_schema_find("workers"), "%d is out of range: must be 1..65536", workers);
-    else if (workers > ZT_HOST_RANKS_MAX)
+    else if (workers > ZT_RANKS_MAX)
         zt_problem(&p, zt_schema_find("workers"),
-                   "%d ranks are more than the %d that a run may have in this version, where all of them are "
-                   "on one host; take fewer, smaller degrees or more accumulation",
-                   workers, ZT_HOST_RANKS_MAX);
+                   "%d ranks are more than the %d that a run may have in this version; take fewer, smaller "
+                   "degrees or more accumulation",
+                   workers, ZT_RANKS_MAX);
     else
         zt_check_mesh(&p, spec, workers);
     leave_c_locale(c, before);

@@ -22,6 +22,8 @@ struct zt_train_config {
     const char *isa, *gemm;       /* NULL = best */
     struct zt_progress *progress; /* may be NULL */
     size_t progress_bytes;
+    bool several_hosts;           /* the ranks are on more than one */
+    const char *host, *address;   /* then: where this one is (comm.h, struct zt_comm_site) */
     /* For the benchmark of what measuring costs: steps with no intervals (so no exposed
      * communication), no times of forward and backward and no memory outside the allocator. May be
      * changed in the step hook, for the next step. */

@@ -190,15 +190,20 @@ static int split_reshard(struct zt_trainer *t, int *ranks, struct zt_error *err)
 static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_train_config *c = t->config;
     struct zt_comm_id id = {{0}};
+    struct zt_comm_door *door = NULL;
     int *ranks = calloc((size_t)c->world, sizeof *ranks), rc = 0;
     t->stage = ZT_STAGE_COMM;
     if (!ranks) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
     if (c->world > 1) {
-        if (c->rank == 0) TRY(zt_comm_mint(&id, err));
+        const struct zt_comm_site site = {c->host, c->address, 0};
+        if (c->several_hosts) TRY(zt_comm_door_open(&site, &door, err));
+        if (c->rank == 0) TRY(zt_comm_mint_at(door, &id, err));
         if (t->hooks->comm_id) TRY(t->hooks->comm_id(t->hooks->arg, c->rank, &id, err));
     }
-    TRY(zt_comm_init(&id, c->rank, c->world, t->device, t->spec->comm.init_timeout_seconds,
-                     &t->world, err));
+    rc = zt_comm_init_at(door, &id, c->rank, c->world, t->device,
+                         t->spec->comm.init_timeout_seconds, &t->world, err);
+    door = NULL; /* the world's, or closed */
+    TRY(rc);
     zt_comm_set_timeout(t->world, t->spec->comm.init_timeout_seconds); /* of the splits */
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
@@ -213,6 +218,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     zt_progress_state(t, ZT_TRAINER_IN_COMM);
     if (t->hooks->in_comm) TRY(t->hooks->in_comm(t->hooks->arg, err));
 out:
+    zt_comm_door_close(door);
     free(ranks);
     return rc;
 }

@@ -175,6 +175,17 @@ bool zt_client_is_connected(const struct zt_client *c)
     return c->conn && c->conn->state == CONN_UP;
 }
 
+void zt_client_local_address(const struct zt_client *c, char *out, size_t n)
+{
+    struct sockaddr_storage a;
+    int len = sizeof(a);
+    out[0] = '\0';
+    if (zt_client_is_connected(c) && uv_tcp_getsockname(&c->conn->tcp, (struct sockaddr *)&a, &len) == 0 &&
+        uv_ip_name((struct sockaddr *)&a, out, n)) {
+        out[0] = '\0';
+    }
+}
+
 /* --------------------------------------------------------------------------------- connections */
 
 static void conn_release(struct conn *k)

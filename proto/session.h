@@ -43,6 +43,8 @@ int zt_client_request(struct zt_client *c, Zt__Envelope *env, bool retry, double
                       zt_reply_fn fn, void *arg, struct zt_error *err);
 size_t zt_client_pending(const struct zt_client *c);
 bool zt_client_is_connected(const struct zt_client *c);
+/* The numeric address of this end of the connection; "" while there is none. */
+void zt_client_local_address(const struct zt_client *c, char *out, size_t n);
 /* Pending requests are answered with ZT_ECANCELLED inside this call; closed may be NULL. */
 void zt_client_close(struct zt_client *c, void (*closed)(void *arg), void *arg);
 

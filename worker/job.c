@@ -511,6 +511,8 @@ void zw_job_start(struct zw_job *j, const Zt__Assignment *a)
     start.threads = (uint32_t)(s->o.threads ? s->o.threads : here > 0 && s->cpus / here > 0 ? s->cpus / here : 1);
     start.isa = (char *)(uintptr_t)s->o.isa;
     start.gemm = (char *)(uintptr_t)s->o.gemm;
+    start.host = s->id.host;
+    start.address = s->address;
     env.body_case = ZT__ENVELOPE__BODY_TRAINER_START;
     env.trainer_start = &start;
     to_child(j, &env);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/main.c: zworker: options, then supervisor or trainer child. */
-#include <arpa/inet.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,6 +7,7 @@
 #include <string.h>
 
 #include "core/units.h"
+#include "engine/comm/comm.h"
 #include "worker/supervisor.h"
 #include "worker/trainer.h"
 
@@ -22,8 +22,10 @@ static const char usage[] =
     "                      workers of this host)\n"
     "  --threads N         compute threads (default: this host's cores, shared likewise)\n"
     "  --name NAME         name of this worker (default: cpu-K, the lowest K that is free)\n"
-    "  --host NAME         host it counts as (default: host name and boot id)\n"
-    "  --address 127.X.Y.Z address of its ranks; others are not in this version: a run is on one host\n"
+    "  --host NAME         host it counts as: ranks of one host share memory, others talk over TCP\n"
+    "                      (default: host name and boot id)\n"
+    "  --address ADDRESS   where ranks of other hosts reach its ranks, a loopback address (default: this\n"
+    "                      end of the connection to the coordinator)\n"
     "  --token-file FILE   the coordinator's token (default: ZTRAIN_TOKEN_FILE, else its state folder)\n"
     "  --state DIR         folder for reports that do not fit into memory\n"
     "                      (default: ~/.local/state/ztrain/worker)\n"
@@ -60,13 +62,6 @@ static int whole_number(const char *s, long low, long high, long *out)
     char *end;
     *out = strtol(s, &end, 10);
     return s[0] && !*end && *out >= low && *out <= high ? 0 : -1;
-}
-
-/* Ranks meet on one host so far; an address beyond it would promise what nothing does. */
-static bool is_loopback(const char *s)
-{
-    struct in_addr a;
-    return inet_pton(AF_INET, s, &a) == 1 && ntohl(a.s_addr) >> 24 == 127;
 }
 
 struct child_args { long trainer_fd, progress_fd, parent; };
@@ -152,8 +147,9 @@ int main(int argc, char **argv)
     if (strcmp(o.device, "cpu") != 0) {
         return bad("--device: this version trains on cpu only, not on", o.device);
     }
-    if (o.address && !is_loopback(o.address)) {
-        return bad("--address: others than 127.X.Y.Z are not in this version, all ranks of a run are on one host",
+    if (o.address && !zt_comm_address_allowed(o.address)) {
+        return bad("--address must be a numeric loopback address: what ranks send each other is not encrypted, so "
+                   "others are refused until TLS exists",
                    o.address);
     }
     if (zt_coord_address(coord, o.host, sizeof(o.host), &o.port, &err)) {

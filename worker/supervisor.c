@@ -321,6 +321,11 @@ static void send_register(struct zw_supervisor *s)
     struct zt_error err;
     struct zw_job *j = named_job(s);
     set_resources(s);
+    if (s->o.address) {
+        snprintf(s->address, sizeof(s->address), "%s", s->o.address);
+    } else {
+        zt_client_local_address(s->client, s->address, sizeof(s->address));
+    }
     r.worker_id = s->id.worker_id;
     r.incarnation = (ProtobufCBinaryData){sizeof(s->id.incarnation), s->id.incarnation};
     r.host = s->id.host;
@@ -332,7 +337,7 @@ static void send_register(struct zw_supervisor *s)
     r.version = (char *)(uintptr_t)ZT_VERSION;
     r.has_pid = 1;
     r.pid = (uint64_t)getpid();
-    r.address = (char *)(uintptr_t)s->o.address;
+    r.address = s->address;
     if (j) {
         r.run_id = j->run_id;
         r.has_generation = r.has_rank = r.has_phase = 1;

@@ -88,6 +88,7 @@ struct zw_supervisor {
     struct zt_token token;
     char state[1024];
     char backend[96], isa[32];
+    char address[64];           /* of its ranks: --address, else this end of the session's connection */
     int64_t half_memory;        /* half of MemAvailable when this process started */
     int cpus;
     int64_t capacity;           /* as registered */

@@ -563,17 +563,16 @@ static void log_start(struct trainer *t)
     const Zt__Assignment *a = t->start->assignment;
     struct zt_ops_ctx *x;
     struct zt_error ignored;
-    char host[65] = "?", memory[32], backend[128] = "unknown backend";
-    gethostname(host, sizeof(host) - 1);
+    char memory[32], backend[128] = "unknown backend";
     if (zt_ops_cpu_create((int)t->start->threads, t->start->isa, t->start->gemm, &x, &ignored) == 0) {
         snprintf(backend, sizeof(backend), "%s", zt_ops_cpu_describe(x));
         zt_ops_cpu_destroy(x);
     }
     log_line(t,
-             "run %s generation %u: rank %u of %u (replicate %u x shard %u x tensor %u), local rank %u, host %s, "
+             "run %s generation %u: rank %u of %u (replicate %u x shard %u x tensor %u), local rank %u, host %s (%s), "
              "device %s, %s, %s",
              a->run_name, t->start->generation, a->rank, a->world, a->replicate, a->shard, a->tensor, a->local_rank,
-             host, t->start->device, zt_format_bytes((double)t->start->capacity_bytes, memory, sizeof(memory)),
+             t->start->host ? t->start->host : "?", t->start->address ? t->start->address : "?", t->start->device, zt_format_bytes((double)t->start->capacity_bytes, memory, sizeof(memory)),
              backend); /* which says the threads too */
 }
 
@@ -595,7 +594,9 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
             .spec = &t->spec, .rank = (int)a->rank, .local_rank = (int)a->local_rank, .world = (int)a->world,
             .generation = t->start->generation, .device = t->start->device,
             .capacity_bytes = (int64_t)t->start->capacity_bytes, .threads = (int)t->start->threads,
-            .isa = t->start->isa, .gemm = t->start->gemm, .progress = progress, .progress_bytes = progress_bytes};
+            .isa = t->start->isa, .gemm = t->start->gemm, .progress = progress, .progress_bytes = progress_bytes,
+            .host = t->start->host, .address = t->start->address,
+            .several_hosts = a->has_workers_on_host && a->workers_on_host < a->world};
         t->capacity = c.capacity_bytes;
         in_run = true;
         rc = zt_train(&c, &hooks, &result, &err);

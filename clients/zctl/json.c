@@ -296,6 +296,7 @@ json_t *zt_json_worker(const Zt__WorkerInfo *w) {
     bool busy = w->run_id && w->run_id[0];
     put(o, "worker", zt_json_text(w->worker_id));
     put(o, "host", zt_json_text(w->host));
+    put(o, "address", zt_json_text(w->address));
     put(o, "device", zt_json_text(w->device));
     put(o, "state", zt_json_text(w->state));
     put(o, "run", zt_json_text(w->run_id));

@@ -302,6 +302,7 @@ int zt_cmd_workers(const struct zt_options *o) {
     static const struct zt_column columns[] = {
         {"WORKER", "worker", ZT_CELL_TEXT, 0},
         {"HOST", "host", ZT_CELL_TEXT, 0},
+        {"ADDRESS", "address", ZT_CELL_TEXT, 0},
         {"DEVICE", "device", ZT_CELL_TEXT, 0},
         {"STATE", "state", ZT_CELL_TEXT, 0},
         {"MEMORY", "capacity_bytes", ZT_CELL_BYTES, 0},

@@ -125,17 +125,21 @@ struct zt_comm *zt_comm_new(struct zt_comm_shared *shared, struct zt_device *d, 
     strncpy(c->name, name, sizeof c->name - 1);
     atomic_store(&c->timeout_ns, ZT_COMM_TIMEOUT_NS);
     atomic_store(&c->turn, 1);
-    struct zt_comm **last = &shared->groups;
+    return c;
+}
+
+/* Into the list of groups, where the parts of an implementation are not. */
+static void enlist(struct zt_comm *c) {
+    struct zt_comm **last = &c->shared->groups;
     while (*last) last = &(*last)->next_group;
     *last = c;
-    return c;
 }
 
 void zt_comm_free(struct zt_comm *c) {
     if (!c) return;
     struct zt_comm **at = &c->shared->groups;
-    while (*at != c) at = &(*at)->next_group;
-    *at = c->next_group;
+    while (*at && *at != c) at = &(*at)->next_group;
+    if (*at) *at = c->next_group;
     shared_unref(c->shared);
     free(c->ranks);
     free(c);
@@ -231,11 +235,13 @@ int zt_comm_init_at(struct zt_comm_door *door, const struct zt_comm_id *id, int 
     else if (!rc)
         rc = open_world(c, id, &door, timeout_s, err);
     zt_comm_door_close(door);
-    if (rc)
+    if (rc) {
         zt_comm_free(c);
-    else
-        *out = c;
-    return rc;
+        return rc;
+    }
+    enlist(c);
+    *out = c;
+    return 0;
 }
 
 int zt_comm_init(const struct zt_comm_id *id, int rank, int world, struct zt_device *d,
@@ -601,6 +607,7 @@ int zt_comm_split(struct zt_comm *parent, const char *name, const int *ranks, in
         zt_comm_free(c);
         return rc;
     }
+    enlist(c);
     *out = c;
     return 0;
 }

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include "engine/comm/comm.h"
 
-#define ZT_COMM_MAX_RANKS ZT_HOST_RANKS_MAX
+#define ZT_COMM_MAX_RANKS ZT_RANKS_MAX
 #define ZT_COMM_TIMEOUT_NS INT64_C(300000000000)
 #define ZT_COLL_SPLIT ZT_COLL_COUNT /* a split takes its turn like a collective */
 

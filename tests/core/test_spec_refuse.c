@@ -348,11 +348,11 @@ Test(refuse, resolve) {
     expect_resolve((const char *const[]){NULL}, 70000,
                    "run.yaml: workers: 70000 is out of range: must be 1..65536");
     expect_resolve((const char *const[]){NULL}, 257,
-                   "run.yaml: workers: 257 ranks are more than the 256 that a run may have in this version, "
-                   "where all of them are on one host; take fewer, smaller degrees or more accumulation");
+                   "run.yaml: workers: 257 ranks are more than the 256 that a run may have in this version; "
+                   "take fewer, smaller degrees or more accumulation");
     expect_resolve((const char *const[]){"workers=300", NULL}, 0,
-                   "--set workers: 300 ranks are more than the 256 that a run may have in this version, "
-                   "where all of them are on one host; take fewer, smaller degrees or more accumulation");
+                   "--set workers: 300 ranks are more than the 256 that a run may have in this version; "
+                   "take fewer, smaller degrees or more accumulation");
     cr_assert_eq(parse_with(GOOD, NULL), 0, "%s", err.msg);
     cr_assert_eq(zt_spec_resolve(&spec, 256, "run.yaml", &err), 0, "%s", err.msg);
     zt_spec_free(&spec);
