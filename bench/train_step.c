@@ -2,8 +2,10 @@
 /* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of
  * the given shape on random bytes. train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256]
  * [--vocab 256] [--batch 8] [--steps 12] [--warmup 3] [--threads 2] [--world 1] [--mode ddp]
- * [--overhead 0]  -> one JSON line
- * --batch is per rank; the time of a step is the slowest rank's, its median over --steps.
+ * [--set KEY=VALUE,...] [--alpha-us 0] [--ps-per-byte 0] [--overhead 0]  -> one JSON line
+ * --batch is per rank; the time of a step is the slowest rank's, its median over --steps. --set are
+ * keys of the run file. --alpha-us and --ps-per-byte make every collective cost that much longer
+ * (asleep): a link slower than memory. exposed_share: exposed / all communication, ranks summed.
  * --overhead 1: every other step runs unmeasured (no intervals, no figures from the system), in
  * pairs whose order alternates; prints what measuring adds, the median over the pairs of rank 0. */
 #include <math.h>
@@ -22,7 +24,8 @@
 struct board { /* shared by the forked ranks */
     _Atomic int posted;
     struct zt_comm_id id;
-    double seconds[WORLD_MAX][STEPS_MAX], exposed[WORLD_MAX][STEPS_MAX];
+    double seconds[WORLD_MAX][STEPS_MAX], exposed[WORLD_MAX][STEPS_MAX], comm[WORLD_MAX][STEPS_MAX];
+    int64_t collectives, sent_bytes; /* of rank 0 in the last step */
     double loss_first, loss_last;
     double last_hook, pair[STEPS_MAX]; /* rank 0: time of the last hook; on / off - 1 by pair */
     double half;                       /* the first step of the pair in progress */
@@ -32,8 +35,9 @@ struct board { /* shared by the forked ranks */
 
 struct job {
     int64_t layers, dim, heads, seq, vocab, batch, steps, warmup;
+    int64_t alpha_us, ps_per_byte;
     int threads, world, overhead;
-    const char *mode;
+    const char *mode, *set;
 };
 
 struct rank {
@@ -86,13 +90,22 @@ static int on_step(void *arg, const struct zt_step_report *s, struct zt_error *e
     if (i >= 0 && i < STEPS_MAX) {
         b->seconds[r->rank][i] = s->step_seconds;
         b->exposed[r->rank][i] = s->exposed.exposed_comm_seconds;
+        b->comm[r->rank][i] = s->exposed.comm_seconds;
     }
     if (r->j->overhead) overhead_step(r, i);
     if (r->rank == 0) {
+        b->sent_bytes = s->sent_bytes;
         *(s->step == 1 ? &b->loss_first : &b->loss_last) = s->loss;
         if (s->step == 1) b->loss_last = s->loss;
     }
     return ZT_OK;
+}
+
+static void on_collectives(void *arg, const struct zt_step_trace *t) {
+    struct rank *r = arg;
+    if (r->rank) return;
+    r->board->collectives = 0;
+    for (int64_t i = 0; i < t->n; i++) r->board->collectives += !t->records[i].control;
 }
 
 static int nothing(void *arg, struct zt_error *err) {
@@ -106,6 +119,16 @@ static void on_event(void *arg, enum zt_event_level level, const char *kind, con
 static bool never(void *arg) {
     (void)arg;
     return false;
+}
+
+/* "a=1,b=2" as overrides of the run file; `room` holds the cut text. */
+static int cut_set(const char *set, char room[512], const char *out[16]) {
+    int n = 0;
+    snprintf(room, 512, "%s", set);
+    for (char *save = NULL, *p = strtok_r(room, ",", &save); p && n < 16;
+         p = strtok_r(NULL, ",", &save))
+        out[n++] = p;
+    return n;
 }
 
 static int run_rank(const struct job *j, int rank, struct board *board, const char *data) {
@@ -123,12 +146,17 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
         (long long)j->seq, data, (long long)(j->steps + j->warmup), (long long)j->seq,
         (long long)j->batch, j->mode);
     static struct zt_spec spec;
+    char room[512];
+    const char *set[16];
     struct zt_error err = {0};
     struct zt_train_result result;
     struct rank r = {.j = j, .board = board, .rank = rank};
-    if (zt_spec_parse(text, (size_t)n, "bench", NULL, 0, &spec, &err) != 0 ||
+    if (zt_spec_parse(text, (size_t)n, "bench", set, cut_set(j->set, room, set), &spec, &err) !=
+            0 ||
         zt_spec_resolve(&spec, j->world, "bench", &err) != 0)
         bench_fail("train-step", err.msg);
+    struct zt_comm_inject cost = {.alpha_ns = j->alpha_us * 1000,
+                                  .ns_per_byte = 1e-3 * (double)j->ps_per_byte};
     struct zt_train_config c = {.spec = &spec,
                                 .rank = rank,
                                 .local_rank = rank,
@@ -136,13 +164,15 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
                                 .generation = 1,
                                 .device = "cpu",
                                 .capacity_bytes = zt_default_capacity(j->world),
-                                .threads = j->threads};
+                                .threads = j->threads,
+                                .inject = j->alpha_us || j->ps_per_byte ? &cost : NULL};
     r.config = &c;
     struct zt_train_hooks h = {.arg = &r,
                                .ready = nothing,
                                .comm_id = on_id,
                                .in_comm = nothing,
                                .step = on_step,
+                               .collectives = on_collectives,
                                .event = on_event,
                                .stop = never};
     if (zt_train(&c, &h, &result, &err) != 0) {
@@ -183,29 +213,41 @@ static int run_all(const struct job *j, struct board *board, const char *data) {
 }
 
 static void print_row(const struct job *j, struct board *b, const char *kernels) {
-    double slowest[STEPS_MAX], exposed[STEPS_MAX];
+    double slowest[STEPS_MAX], exposed[STEPS_MAX], comm[STEPS_MAX], share[STEPS_MAX];
     int64_t peak = 0;
     for (int64_t i = 0; i < j->steps; i++) {
-        slowest[i] = exposed[i] = 0;
+        double all = 0, bare = 0;
+        slowest[i] = exposed[i] = comm[i] = 0;
         for (int r = 0; r < j->world; r++) {
             slowest[i] = fmax(slowest[i], b->seconds[r][i]);
             exposed[i] = fmax(exposed[i], b->exposed[r][i]);
+            comm[i] = fmax(comm[i], b->comm[r][i]);
+            all += b->comm[r][i];
+            bare += b->exposed[r][i];
         }
+        share[i] = all > 0 ? bare / all : 0;
     }
     for (int r = 0; r < j->world; r++) peak = b->peak_bytes[r] > peak ? b->peak_bytes[r] : peak;
     double ms = bench_median(slowest, (int)j->steps) * 1e3;
-    printf("{\"bench\":\"train_step\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,\"dim\":%"
-           "lld,\"heads\":%lld,"
-           "\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,\"world\":%d,\"threads\":%d,\"ms\":%.3f,"
-           "\"min_ms\":%.3f,"
-           "\"tokens_per_second\":%.1f,\"exposed_comm_ms\":%.3f,\"peak_allocated_mib\":%.1f,\"loss_"
-           "first\":%.4f,"
-           "\"loss_last\":%.4f,\"parameter_hash\":\"%s\",\"kernels\":\"%s\"}\n",
-           j->mode, (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->seq,
-           (long long)j->vocab, (long long)j->batch, j->world, j->threads, ms, slowest[0] * 1e3,
+    printf("{\"bench\":\"train_step\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"set\":\"%s\",", j->mode,
+           j->set);
+    printf(
+        "\"layers\":%lld,\"dim\":%lld,\"heads\":%lld,\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,",
+        (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->seq,
+        (long long)j->vocab, (long long)j->batch);
+    printf("\"world\":%d,\"threads\":%d,\"alpha_us\":%lld,\"ps_per_byte\":%lld,\"ms\":%.3f,\"min_"
+           "ms\":%.3f,",
+           j->world, j->threads, (long long)j->alpha_us, (long long)j->ps_per_byte, ms,
+           slowest[0] * 1e3);
+    printf("\"tokens_per_second\":%.1f,\"comm_ms\":%.3f,\"exposed_comm_ms\":%.3f,\"exposed_share\":"
+           "%.4f,",
            (double)(j->world * j->batch * j->seq) / ms * 1e3,
-           bench_median(exposed, (int)j->steps) * 1e3, (double)peak / 1048576.0, b->loss_first,
-           b->loss_last, b->parameter_hash, kernels);
+           bench_median(comm, (int)j->steps) * 1e3, bench_median(exposed, (int)j->steps) * 1e3,
+           bench_median(share, (int)j->steps));
+    printf("\"collectives\":%lld,\"sent_mib\":%.3f,\"peak_allocated_mib\":%.3f,",
+           (long long)b->collectives, (double)b->sent_bytes / 1048576.0, (double)peak / 1048576.0);
+    printf("\"loss_first\":%.4f,\"loss_last\":%.4f,\"parameter_hash\":\"%s\",\"kernels\":\"%s\"}\n",
+           b->loss_first, b->loss_last, b->parameter_hash, kernels);
 }
 
 static void print_overhead(const struct job *j, struct board *b) {
@@ -220,8 +262,10 @@ static void print_overhead(const struct job *j, struct board *b) {
 }
 
 int main(int argc, char **argv) {
-    bench_check_args(argc, argv,
-                     " layers dim heads seq vocab batch steps warmup threads world mode overhead ");
+    bench_check_args(
+        argc, argv,
+        " layers dim heads seq vocab batch steps warmup threads world mode set alpha-us "
+        "ps-per-byte overhead ");
     struct job j = {.layers = bench_int(argc, argv, "layers", 4),
                     .dim = bench_int(argc, argv, "dim", 256),
                     .heads = bench_int(argc, argv, "heads", 4),
@@ -233,6 +277,9 @@ int main(int argc, char **argv) {
                     .threads = (int)bench_int(argc, argv, "threads", 2),
                     .world = (int)bench_int(argc, argv, "world", 1),
                     .overhead = (int)bench_int(argc, argv, "overhead", 0),
+                    .alpha_us = bench_int(argc, argv, "alpha-us", 0),
+                    .ps_per_byte = bench_int(argc, argv, "ps-per-byte", 0),
+                    .set = bench_text(argc, argv, "set", ""),
                     .mode = bench_text(argc, argv, "mode", "ddp")};
     if (j.steps < 1 || j.steps > STEPS_MAX || j.world < 1 || j.world > WORLD_MAX || j.vocab < 256)
         bench_fail("train-step", "--steps is 1 to 1000, --world 1 to 64, --vocab at least 256");

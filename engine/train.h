@@ -28,6 +28,7 @@ struct zt_train_config {
      * communication), no times of forward and backward and no memory outside the allocator. May be
      * changed in the step hook, for the next step. */
     bool unmeasured;
+    const struct zt_comm_inject *inject; /* tests, benchmarks: a link that costs something; NULL = none */
 };
 
 /* The collectives that one step queued, in this order, with the exposed time and the stall of compute

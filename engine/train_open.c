@@ -208,6 +208,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
                               c->progress_bytes - ZT_PROGRESS_RING));
+    if (c->inject) zt_comm_inject(t->world, c->inject);
     if (c->progress) zt_comm_watch(t->world, &c->progress->held_by);
     TRY(split(t, ZT_AXIS_TENSOR, "tensor", ranks, &t->tensor, err));
     TRY(split(t, ZT_AXIS_SHARD, "dp_shard", ranks, &t->dp_shard, err));

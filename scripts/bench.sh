@@ -3,7 +3,8 @@
 # Runs our benchmark programs and their PyTorch peers, round by round in turn, so that both see the same
 # machine; prints medians and ratios (above 1: we are faster), and every raw JSON line to a file.
 #   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
-# NAME: adamw, gemm, collective or train_step. The peers need python3-torch; without it the rows say so.
+# NAME: adamw, gemm, collective or train_step; without a peer, our own against our own: modes (sharding against
+# ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring). The peers need python3-torch; without it the rows say so.
 # Times on a busy machine mean little: look at other_load in the raw lines.
 set -eu
 cd "$(dirname "$0")/.."
@@ -38,7 +39,7 @@ trap 'rm -rf "$scratch"' EXIT
 : >"$out"
 
 # value METRIC FILE: the metric of every line, one a line; a null has none
-values() { sed -n 's/.*"'"$1"'":\([0-9.][0-9.eE+-]*\)[,}].*/\1/p' "$2"; }
+values() { sed -n 's/.*"'"$1"'":\(-\{0,1\}[0-9.][0-9.eE+-]*\)[,}].*/\1/p' "$2"; }
 median() { sort -n | awk '{v[NR]=$1} END {if (NR) printf "%.3f", NR%2 ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
 
 # row METRIC PROGRAM PEER ARGUMENTS...: PROGRAM and PEER take the same arguments
@@ -76,6 +77,78 @@ row() {
     printf '%-12s %-58s %-8s %12s %18s %7s\n' "$peer" "$*" "$metric" "$a" "$b" "$ratio"
 }
 
+# ---- our own against our own: variants in turn, round by round ----
+
+wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
+# take NAME ARGUMENTS...: one run of the trainer's benchmark, its line added to the variant's
+take() {
+    name=$1; shift
+    "$build/bench/bench-train-step" "$@" >"$scratch/line" || { echo "FAILED: bench-train-step $*"; failed=1; return 0; }
+    cat "$scratch/line" >>"$scratch/own.$name"
+    cat "$scratch/line" >>"$out"
+}
+# med NAME METRIC: median over the variant's lines
+med() { [ ! -f "$scratch/own.$1" ] || values "$2" "$scratch/own.$1" | median; }
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN {if (a != "" && b > 0) printf "%.3f", a / b; else printf "-"}'; }
+
+# modes WORLD ARGUMENTS...: every mode against ddp
+modes() {
+    world=$1; shift
+    for round in $(seq "$rounds"); do
+        for mode in ddp zero1 zero2 zero3 fsdp; do take "$mode.$world" --mode $mode --world "$world" "$@"; done
+    done
+    printf '\nmodes, %s workers: %s\n%-8s %12s %8s %12s %8s %10s %12s %10s\n' "$world" "$*" \
+        mode tokens/s "of ddp" "peak MiB" "of ddp" "sent MiB" collectives exposed
+    for mode in ddp zero1 zero2 zero3 fsdp; do
+        t=$(med "$mode.$world" tokens_per_second) p=$(med "$mode.$world" peak_allocated_mib)
+        printf '%-8s %12s %8s %12s %8s %10s %12s %10s\n' "$mode" "$t" "$(ratio "$t" "$(med "ddp.$world" tokens_per_second)")" \
+            "$p" "$(ratio "$p" "$(med "ddp.$world" peak_allocated_mib)")" "$(med "$mode.$world" sent_mib)" \
+            "$(med "$mode.$world" collectives)" "$(med "$mode.$world" exposed_share)"
+    done
+}
+
+# variants TITLE KEY VALUES ARGUMENTS...: one key of the run file, fsdp on two workers
+variants() {
+    title=$1 key=$2 list=$3; shift 3
+    for round in $(seq "$rounds"); do
+        for v in $list; do take "$title.$v" --mode fsdp --world 2 --threads 1 --set "parallelism.$key=$v" "$@"; done
+    done
+    printf '\n%s: fsdp, 2 workers: %s\n%-14s %10s %12s %12s %10s %12s %10s\n' "$title" "$*" \
+        "$key" ms "comm ms" "exposed ms" exposed collectives "peak MiB"
+    for v in $list; do
+        printf '%-14s %10s %12s %12s %10s %12s %10s\n' "$v" "$(med "$title.$v" ms)" "$(med "$title.$v" comm_ms)" \
+            "$(med "$title.$v" exposed_comm_ms)" "$(med "$title.$v" exposed_share)" "$(med "$title.$v" collectives)" \
+            "$(med "$title.$v" peak_allocated_mib)"
+    done
+}
+
+overhead() {
+    for round in $(seq "$rounds"); do
+        take overhead.1 --overhead 1 --world 1 --threads 1 "$@"
+        take overhead.2 --overhead 1 --world 2 --threads 1 "$@"
+    done
+    printf '\noverhead of measuring, percent of a step (median over pairs of steps): %s\n' "$*"
+    printf '1 worker %s, 2 workers %s\n' "$(med overhead.1 overhead_percent)" "$(med overhead.2 overhead_percent)"
+}
+
+sharding() {
+    slow="--layers 8 --dim 256 --heads 4 --seq 256 --batch 4 --steps 8 --alpha-us $1"
+    # shellcheck disable=SC2086 # words
+    {
+        ! wanted overlap || variants overlap prefetch "0 1 2" $slow
+        ! wanted wrap || variants wrap wrap "part block 2" $slow
+        ! wanted modes || modes 2 --layers 6 --dim 256 --heads 4 --seq 128 --batch 4 --threads 1
+        ! wanted modes || modes 4 --layers 6 --dim 256 --heads 4 --seq 128 --batch 4 --threads 1
+        ! wanted overhead || overhead --layers 4 --dim 256 --heads 4 --seq 128 --batch 4 --steps 200
+    }
+}
+
+case $only in modes | overlap | wrap | overhead)
+    sharding 8000
+    echo "raw lines: $out"
+    exit $failed ;;
+esac
+
 printf '%-12s %-58s %-8s %12s %18s %7s\n' what arguments metric ztrain pytorch ratio
 step="--layers 4 --dim 256 --heads 4 --seq 256 --vocab 256"
 if [ $size = quick ]; then
@@ -110,5 +183,6 @@ if [ $size = full ]; then
     row ms bench-train-step train_step --layers 6 --dim 384 --heads 6 --batch 4 --threads 1 --world 2
     row ms bench-train-step train_step --layers 12 --dim 768 --heads 12 --vocab 50304 --batch 4 --steps 3 --warmup 1
 fi
+sharding 8000
 echo "raw lines: $out"
 exit $failed

@@ -25,6 +25,7 @@
 #define EQ_TENSORS_MAX 256
 #define EQ_UNITS_MAX 32
 #define EQ_WHY 384
+#define EQ_DELAY_NS 400000 /* more than a unit's compute takes */
 /* Sizes that 16 S divides nowhere, so that every group has gaps and padding; five blocks: units of
  * two of them do not come out even. */
 #define EQ_MODEL "layers: 5, heads: 2, dim: 20, ffn_dim: 50, vocab_size: 67"
@@ -44,6 +45,7 @@ struct eq_case {
     const char *trainable; /* pattern, NULL = all */
     const char *model;     /* NULL = EQ_MODEL */
     bool poison;
+    uint64_t delays; /* seed: every collective waits a random time first; 0 = none */
 };
 
 struct eq_step {
@@ -263,6 +265,10 @@ static inline int eq_rank(int rank, int world, void *arg) {
     struct bench_options o = eq_options(&j->c);
     zt_fixsum_zero(&none);
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
+    if (j->c.delays) {
+        struct zt_comm_inject late = {.seed = j->c.delays, .max_delay_ns = EQ_DELAY_NS};
+        zt_comm_inject(b.comm, &late);
+    }
     EXPECT(b.table.parameters <= EQ_PARAMETERS_MAX && b.table.n_tensors <= EQ_TENSORS_MAX &&
                b.table.n_units <= EQ_UNITS_MAX,
            "size");
@@ -493,11 +499,11 @@ static inline const char *eq_text(const struct eq_case *c, char text[EQ_WHY]) {
     static const char *const wrap[] = {"block", "2", "part"};
     snprintf(text, EQ_WHY,
              "%s %dx%d micros %d clip %d reshard %s %d prefetch %d bucket %g persist %lld wrap %s "
-             "overlap %d inflight %d no_sync %d threads %d poison %d",
+             "overlap %d inflight %d no_sync %d threads %d poison %d delays %llu",
              zt_mode_name(c->mode), eq_replicas(c), c->shard, c->micros, c->clip,
              reshard[c->reshard], c->reshard_int, c->prefetch, c->bucket_mib,
              (long long)c->persistence, wrap[c->wrap], !c->no_overlap, c->inflight, c->no_sync,
-             c->threads, c->poison);
+             c->threads, c->poison, (unsigned long long)c->delays);
     return text;
 }
 

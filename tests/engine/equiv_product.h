@@ -21,7 +21,7 @@ enum eq_factor {
     EQ_NO_SYNC,
     EQ_CLIP,
     EQ_THREADS,
-    EQ_POISON,
+    EQ_DELAYS, /* late collectives over poisoned memory: a hazard would show */
     EQ_FACTORS
 };
 #define EQ_GOVERNING 3
@@ -59,7 +59,8 @@ static inline struct eq_case eq_case_of(const int *row, int steps) {
                         .inflight = 1 + row[EQ_INFLIGHT],
                         .no_sync = row[EQ_NO_SYNC] == 1,
                         .threads = threads[row[EQ_THREADS]],
-                        .poison = row[EQ_POISON] == 0};
+                        .poison = row[EQ_DELAYS] == 0};
+    for (int i = 0; i < EQ_FACTORS && c.poison; i++) c.delays = c.delays * 7 + (uint64_t)row[i] + 1;
     c.shard = c.mode == ZT_DDP ? 1 : world;
     c.micros = row[EQ_MICROS] ? eq_micros[row[EQ_WORLD]] : 1;
     if (c.reshard == ZT_RESHARD_INT) /* the largest own divisor of S, else S itself */

@@ -5,7 +5,7 @@
  *   test_equiv_plain                    B11: zero2 for 50 steps, overlap on and off, small, default
  *                                       and huge buckets; then each mode at its busiest
  *   test_equiv_plain --product [N]      N cases (all when left out) of the whole product of options
- *                                       in a scattered order; clip, threads and poison take turns
+ *                                       in a scattered order; clip, threads and delays take turns
  */
 #include "tests/engine/equiv_product.h"
 
@@ -32,7 +32,8 @@ static int small_set(void) {
                                 .prefetch = 1,
                                 .bucket_mib = bucket[i],
                                 .no_overlap = !overlap,
-                                .poison = true};
+                                .poison = true,
+                                .delays = (uint64_t)i + 1};
             bad += differs(&c);
         }
     for (int m = 0; m < ZT_MODE_COUNT; m++) {
@@ -47,7 +48,8 @@ static int small_set(void) {
                             .inflight = 2,
                             .bucket_mib = 0.004,
                             .threads = 2,
-                            .poison = true};
+                            .poison = true,
+                            .delays = (uint64_t)m + 1};
         bad += differs(&c);
     }
     return bad;
@@ -65,7 +67,7 @@ static bool product_case(int64_t i, struct eq_case *c) {
     }
     row[EQ_CLIP] = (int)(i * 7 / 3 % 2);
     row[EQ_THREADS] = (int)(i * 11 / 5 % 3);
-    row[EQ_POISON] = (int)(i * 13 / 7 % 2);
+    row[EQ_DELAYS] = (int)(i * 13 / 7 % 2);
     memcpy(fixed, row, sizeof row);
     eq_fix(fixed);
     *c = eq_case_of(row, 20);
