@@ -58,6 +58,7 @@ static int sum_over_ranks(struct zt_runtime *r, struct zt_fixsum *sum, struct zt
 }
 
 static int gradient_norm(struct zt_runtime *r, struct norm *n, struct zt_error *err) {
+    int64_t start = rt_now(r);
     n->bad = 0;
     n->first_bad = -1;
     zt_fixsum_zero(&n->sum);
@@ -66,7 +67,8 @@ static int gradient_norm(struct zt_runtime *r, struct norm *n, struct zt_error *
         int rc = g->def->trainable ? squares_of(r, g, n, err) : 0;
         if (rc) return rc;
     }
-    return sum_over_ranks(r, &n->sum, err);
+    int rc = rt_interval(r, ZT_IV_UPDATE, "gradient norm", start, err);
+    return rc ? rc : sum_over_ranks(r, &n->sum, err);
 }
 
 /* Every rank comes here in the same step: the flag was summed. Says which tensor, and who has it.
@@ -119,7 +121,9 @@ static int step_group(struct zt_runtime *r, struct rt_group *g, double lr, doubl
 }
 
 /* AdamW on what this rank owns; what was stepped is gathered while the next groups are stepped. */
+/* The intervals leave out where this rank waits for others: it is not computing then. */
 static int step_all(struct zt_runtime *r, struct zt_update *u, struct zt_error *err) {
+    int64_t start = rt_now(r);
     int rc = 0;
     RT_TRY(rt_state_moments(r, err));
     u->clip_coefficient = zt_clip_coefficient(u->grad_norm, r->env.spec->optimizer.max_norm);
@@ -130,7 +134,9 @@ static int step_all(struct zt_runtime *r, struct zt_update *u, struct zt_error *
         struct rt_group *g = &r->groups[i];
         if (!g->def->trainable) continue;
         RT_TRY(step_group(r, g, u->lr, factor, err));
+        RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
         RT_TRY(rt_gather_updated(r, g, err));
+        start = rt_now(r);
     }
 out:
     return rc;
@@ -142,7 +148,6 @@ int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error
     ZT_ASSERT(r->in_window && r->last_micro);
     zt_ledger_set_phase(r->env.ledger, ZT_PHASE_OPTIMIZER);
     RT_TRY(zt_runtime_wait_gradients(r, err));
-    int64_t start = rt_now(r);
     RT_TRY(gradient_norm(r, &n, err));
     u->grad_norm = sqrt(zt_fixsum_value(&n.sum)) / (u->loss_scale > 0 ? u->loss_scale : 1.0);
     u->clip_coefficient = NAN;
@@ -150,7 +155,6 @@ int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error
     u->skipped = u->skip || (u->skip_nonfinite && !isfinite(u->grad_norm));
     if (!u->skipped && !isfinite(u->grad_norm)) RT_TRY(refuse_nonfinite(r, &n, err));
     if (!u->skipped) RT_TRY(step_all(r, u, err));
-    RT_TRY(rt_interval(r, ZT_IV_UPDATE, "update", start, err));
     if (!u->skipped) RT_TRY(rt_gather_updated_wait(r, err));
     for (int i = 0; i < r->layout.n_groups; i++) rt_gradient_drop(r, &r->groups[i]);
     r->in_window = false;

@@ -177,3 +177,90 @@ Test(equiv_train, evaluation_with_unequal_rows) {
         }
     }
 }
+
+/* ---- time: order and shares, no lengths ---- */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Over steps and ranks: the middle share of communication that is exposed. */
+static double exposed_share(const struct train_job *j, int steps) {
+    double share[TRAIN_STEPS_MAX * RANKS_MAX];
+    int n = 0;
+    for (int s = 2; s <= steps; s++)
+        for (int r = 0; r < j->world; r++) {
+            const struct zt_exposed *e = &j->rank[r].report[s].exposed;
+            cr_assert_gt(e->comm_seconds, 0);
+            cr_assert_leq(e->exposed_comm_seconds, e->comm_seconds + 1e-9);
+            cr_assert_float_eq(e->compute_seconds + e->exposed_comm_seconds + e->idle_seconds,
+                               e->step_seconds, 1e-6, "what the step is made of");
+            share[n++] = e->exposed_comm_seconds / e->comm_seconds;
+        }
+    qsort(share, (size_t)n, sizeof *share, by_value);
+    return share[n / 2];
+}
+
+/* B71: with a link that costs something, overlap hides communication behind compute and its absence
+ * exposes all of it; the same bytes go either way. */
+Test(equiv_train, overlap_hides_communication) {
+    enum { STEPS = 6 };
+    static const char *const modes[] = {"ddp", "zero2", "zero3"};
+    const char *path = data_text("train.txt", 100000, 7);
+    for (int m = 0; m < 3; m++) {
+        struct train_job *j[2];
+        for (int on = 0; on < 2; on++) {
+            j[on] = train_start(
+                2,
+                train_yaml("model: {family: gpt2, layers: 8, heads: 4, dim: 64, vocab_size: 256, "
+                           "seq_len_max: 64}\ndataset: {path: %s}\n"
+                           "training: {steps: %d, seq_len: 64, local_batch_size: 8}\n"
+                           "parallelism: {mode: %s, overlap: %s}\n",
+                           path, STEPS, modes[m], on ? "true" : "false"));
+            j[on]->inject.alpha_ns = 1000000;
+            train_go(j[on], 0);
+        }
+        double off = exposed_share(j[0], STEPS), on = exposed_share(j[1], STEPS);
+        cr_assert_gt(off, 0.98, "%s without overlap: %g", modes[m], off);
+        cr_assert_lt(on, 0.85, "%s with overlap: %g", modes[m], on);
+        for (int r = 0; r < 2; r++) {
+            const struct zt_step_report *x = &j[0]->rank[r].report[STEPS],
+                                        *y = &j[1]->rank[r].report[STEPS];
+            cr_assert_eq(x->sent_bytes, y->sent_bytes);
+            cr_assert_gt(x->sent_bytes, 0);
+            cr_assert_str_eq(x->parameter_hash, y->parameter_hash);
+        }
+    }
+}
+
+/* B73: a rank that comes late makes the other's gathers long; they are exposed and marked as
+ * waiting, once, however many collectives there are. One rank alone exposes nothing. */
+Test(equiv_train, a_late_rank_is_a_wait) {
+    const char *yaml = train_yaml(MODEL "dataset: {path: %s}\n"
+                                        "training: {steps: 4, seq_len: %d, local_batch_size: 1}\n"
+                                        "parallelism: {mode: zero3}\n",
+                                  data_text("train.txt", 100 * T, 7), T);
+    struct train_job *j = train_start(2, yaml), *one = train_ok(1, yaml);
+    j->sleep_rank = 1;
+    j->sleep_ms = 200;
+    train_go(j, 0);
+    for (int s = 2; s <= 4; s++) {
+        const struct zt_step_report *r = &j->rank[0].report[s], *late = &j->rank[1].report[s];
+        double by = 0, gathers = 0;
+        cr_assert_geq(r->exposed.exposed_comm_seconds, 0.15);
+        cr_assert_geq(r->straggler_wait_seconds, 0.15);
+        cr_assert_eq(late->straggler_wait_seconds, 0.0);
+        for (int i = 0; i < r->exposed.n_by; i++) {
+            by += r->exposed.by[i].seconds;
+            cr_assert_str_eq(r->exposed.by[i].group, "dp_shard");
+            if (!strcmp(r->exposed.by[i].kind, "all_gather")) gathers = r->exposed.by[i].seconds;
+        }
+        cr_assert_float_eq(by, r->exposed.exposed_comm_seconds, 1e-9);
+        cr_assert_geq(gathers, 0.15, "the first gather is where it waits");
+        cr_assert_leq(r->exposed.exposed_comm_seconds, r->step_seconds, "counted once");
+        cr_assert_eq(one->rank[0].report[s].exposed.comm_seconds, 0.0);
+        cr_assert_eq(one->rank[0].report[s].straggler_wait_seconds, 0.0);
+    }
+    exposed_share(j, 4);
+}

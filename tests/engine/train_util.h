@@ -52,6 +52,7 @@ struct train_job {
     int64_t stop_step; /* rank asks to stop after this step; 0 = never */
     int sleep_rank;
     long sleep_ms; /* rank sleeps this long in each step's hook */
+    struct zt_comm_inject inject; /* on every rank; all zero = none */
     int kill_rank;
     int64_t kill_step; /* rank dies in this step's hook; 0 = never */
     struct train_rank rank[RANKS_MAX];
@@ -136,6 +137,7 @@ static int train_rank(int rank, int world, void *arg) {
                                 .generation = 1,
                                 .device = "cpu",
                                 .threads = j->threads,
+                                .inject = &j->inject,
                                 .capacity_bytes =
                                     rank == 1 && j->capacity_of_1 ? j->capacity_of_1 : j->capacity,
                                 .progress = rank == 0 ? j->progress : j->page[rank],
