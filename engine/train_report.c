@@ -122,7 +122,9 @@ void zt_report_dtypes(struct zt_trainer *t) {
     snprintf(d.kernels, sizeof d.kernels, "%s", zt_ops_cpu_describe(t->ctx));
     zt_runtime_dtypes(t->runtime, &d);
     /* The model allocates its activations and calls its kernels in this type. */
-    d.row[ZT_ROW_ACTIVATION].stored = d.row[ZT_ROW_COMPUTE].used = (int)t->recipe->compute;
+    int compute = (int)t->recipe->compute;
+    d.row[ZT_ROW_ACTIVATION].stored = d.row[ZT_ROW_ACTIVATION].used = compute;
+    d.row[ZT_ROW_COMPUTE].used = compute;
     t->hooks->dtypes(t->hooks->arg, &d);
 }
 

@@ -17,8 +17,10 @@
  *
  * The edges are those of runtime.c; ownership and thread rule: runtime.h. */
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 
+#include "core/sys.h"
 #include "engine/shard/reasons.h"
 #include "engine/shard/runtime_int.h"
 
@@ -211,6 +213,12 @@ int rt_reduce_wait(struct zt_runtime *r, int batches, struct zt_error *err) {
     return rc;
 }
 
+/* The planted fault of the loss scaler's test: a gradient of this rank alone that is not finite. */
+static int plant_infinity(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
+    if (!ZT_FAILPOINT("engine.infinity")) return 0;
+    return r->env.ops->fill(r->env.ctx, r->recipe->grad, g->grad, INFINITY, 1, err);
+}
+
 int rt_reduce_unit(struct zt_runtime *r, int unit, struct zt_error *err) {
     const int *first = &r->layout.unit_first[unit];
     bool now = r->every_micro || r->last_micro, waited = false,
@@ -221,6 +229,7 @@ int rt_reduce_unit(struct zt_runtime *r, int unit, struct zt_error *err) {
         if (!g->def->trainable) continue;
         ZT_ASSERT(g->units_left > 0);
         if (--g->units_left || !now) continue;
+        RT_TRY(plant_infinity(r, g, err));
         if (alone) {
             if (r->policy->shard_gradients) RT_TRY(settle(r, g, err));
             continue;

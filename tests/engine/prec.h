@@ -11,9 +11,9 @@
 
 #define PREC_STEPS_MAX 24
 
-static const char *const prec_recipes[] = {"fp32",        "mixed16",          "mixed16_g32",
-                                           "autocast",    "mixed16_nomaster", "pure_bf16",
-                                           "fp16",        "fsdp_mixed"};
+static const char *const prec_recipes[] = {"fp32",     "mixed16",          "mixed16_g32",
+                                           "autocast", "mixed16_nomaster", "pure_bf16",
+                                           "fp16",     "fsdp_mixed"};
 #define PREC_RECIPES ((int)(sizeof prec_recipes / sizeof *prec_recipes))
 
 struct prec_case {

@@ -32,7 +32,8 @@ static int expect_bytes(const struct bench *b, const char *when, struct zt_state
            (long long)want.gradients);
     EXPECT(have[ZT_TAG_COMMUNICATION] == 0 && have[ZT_TAG_TEMPORARY] == 0,
            "%s: staging or copies stay", when);
-    EXPECT(said.parameters == want.parameters && said.optimizer == want.optimizer, "%s: said", when);
+    EXPECT(said.parameters == want.parameters && said.optimizer == want.optimizer, "%s: said",
+           when);
     if (gradients)
         EXPECT(said.gradients == want.gradients, "%s: gradients said to be %lld", when,
                (long long)said.gradients);
@@ -96,7 +97,11 @@ Test(precision_bytes, equal_the_formulas, .timeout = 900) {
 Test(precision_bytes, options_equal_the_formulas, .timeout = 300) {
     const struct prec_case c[] = {
         {.recipe = "mixed16", .mode = ZT_FSDP, .world = 3, .persistence = 60},
-        {.recipe = "fsdp_mixed", .mode = ZT_FSDP, .world = 3, .persistence = 60, .bucket_mib = 0.02},
+        {.recipe = "fsdp_mixed",
+         .mode = ZT_FSDP,
+         .world = 3,
+         .persistence = 60,
+         .bucket_mib = 0.02},
         {.recipe = "mixed16_g32", .mode = ZT_ZERO2, .world = 3, .bucket_mib = 0.02},
         {.recipe = "pure_bf16", .mode = ZT_ZERO1, .world = 2, .bucket_mib = 100},
         {.recipe = "fp16", .mode = ZT_ZERO3, .world = 4, .shard = 2, .wrap = ZT_WRAP_PART},
@@ -117,7 +122,8 @@ Test(precision_bytes, options_equal_the_formulas, .timeout = 300) {
 
 /* ---- bytes per parameter ---- */
 
-/* Ten million parameters with ZT_TEST_FULL; one million draws its weights in a tenth of the time. */
+/* Ten million parameters with ZT_TEST_FULL; one million draws its weights in a tenth of the time.
+ */
 #define TEN_MILLION "layers: 6, heads: 6, dim: 372, vocab_size: 67"
 #define ONE_MILLION "layers: 6, heads: 6, dim: 120, vocab_size: 67"
 
@@ -159,8 +165,8 @@ static int big_rank(int rank, int world, void *arg) {
     return 0;
 }
 
-/* mixed16 at eight ranks: 16, 5.5, 3.75 and 2 bytes per parameter: of the padded number exactly, but
- * for the 512 bytes that each unit's five buffers end on. */
+/* mixed16 at eight ranks: 16, 5.5, 3.75 and 2 bytes per parameter: of the padded number exactly,
+ * but for the 512 bytes that each unit's five buffers end on. */
 Test(precision_bytes, sixteen_to_two_per_parameter, .timeout = 300) {
     static const double each[ZT_MODE_COUNT] = {16, 5.5, 3.75, 2, 2};
     bool full = getenv("ZT_TEST_FULL") != NULL;

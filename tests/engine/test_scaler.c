@@ -72,8 +72,9 @@ Test(scaler, deepspeed_walk) {
     struct zt_loss_scaler s;
     zt_loss_scaler_init(&s, ZT_SCALER_DEEPSPEED);
     s.interval = 4;
-    expect(&s, "xxoooo"
-               "xooox",
+    expect(&s,
+           "xxoooo"
+           "xooox",
            want);
 }
 

@@ -33,6 +33,8 @@ struct train_rank {
     struct zt_train_result result;
     _Atomic int steps;
     struct zt_step_report report[TRAIN_STEPS_MAX + 1]; /* by step, from 1 */
+    int n_dtypes;
+    struct zt_dtypes_report dtypes;
     int n_events;
     struct {
         char kind[32], message[256];
@@ -55,6 +57,8 @@ struct train_job {
     struct zt_comm_inject inject; /* on every rank; all zero = none */
     int kill_rank;
     int64_t kill_step; /* rank dies in this step's hook; 0 = never */
+    int fail_rank;
+    char fail[64]; /* that rank's ZT_FAIL, "" = none */
     struct train_rank rank[RANKS_MAX];
 };
 struct train_self {
@@ -114,6 +118,12 @@ static void hook_collectives(void *arg, const struct zt_step_trace *t) {
     }
 }
 
+static void hook_dtypes(void *arg, const struct zt_dtypes_report *d) {
+    struct train_self *s = arg;
+    s->job->rank[s->rank].dtypes = *d;
+    s->job->rank[s->rank].n_dtypes++;
+}
+
 static bool hook_stop(void *arg) {
     struct train_self *s = arg;
     const struct train_job *j = s->job;
@@ -127,6 +137,7 @@ static int train_rank(int rank, int world, void *arg) {
     struct train_rank *me = &j->rank[rank];
     struct train_self self = {j, rank};
     struct zt_spec spec;
+    if (j->fail[0] && j->fail_rank == rank) setenv("ZT_FAIL", j->fail, 1);
     EXPECT(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &spec, &me->err) == 0,
            "%s", me->err.msg);
     EXPECT(zt_spec_resolve(&spec, world, "test.yaml", &me->err) == 0, "%s", me->err.msg);
@@ -146,6 +157,7 @@ static int train_rank(int rank, int world, void *arg) {
                                .comm_id = hook_comm_id,
                                .step = hook_step,
                                .collectives = hook_collectives,
+                               .dtypes = hook_dtypes,
                                .event = hook_event,
                                .stop = hook_stop};
     me->rc = zt_train(&c, &h, &me->result, &me->err);
@@ -167,7 +179,7 @@ static void train_go(struct train_job *j, int may_die) {
     cr_assert_leq(ranks_run(j->world, 120, train_rank, j, NULL), may_die);
 }
 
-static struct train_job *train_ok(int world, const char *yaml) {
+static inline struct train_job *train_ok(int world, const char *yaml) {
     struct train_job *j = train_start(world, yaml);
     train_go(j, 0);
     for (int r = 0; r < world; r++)
