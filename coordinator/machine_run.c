@@ -106,6 +106,11 @@ static const char *bad_config(const struct zt_run_config *c) {
     if (c->max_restarts < 0) return "max_restarts is negative";
     return NULL;
 }
+/* Until the oldest request key is forgotten, rounded up. */
+static int64_t minutes_left(const struct zt_machine *m) {
+    int64_t left = m->c.key_ttl_ms - (m->now - m->keys[m->key_first].at) / 1000000;
+    return left > 0 ? (left + 59999) / 60000 : 1;
+}
 void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
     const struct mc_key *k = find_key(m, ev->u.submit.key);
     if (k && strcmp(k->verb, "submit") == 0) {
@@ -146,12 +151,18 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
         mc_refuse(m, ev, ZT_ECONFLICT, "run id %s exists; submit again", ev->u.submit.run_id);
         return;
     }
-    struct mc_run *r = m->n_keys < m->c.max_keys ? mc_new_run(m) : NULL;
+    if (m->n_keys == m->c.max_keys) { /* a repeat of a forgotten key would make the run twice */
+        mc_refuse(m, ev, ZT_EBUSY,
+                  "%d requests were taken in the last %lld hours, and no more are remembered; the "
+                  "oldest is forgotten in %lld minutes: submit again then",
+                  m->n_keys, (long long)(m->c.key_ttl_ms / 3600000), (long long)minutes_left(m));
+        return;
+    }
+    struct mc_run *r = mc_new_run(m);
     if (!r) {
-        mc_refuse(
-            m, ev, ZT_EBUSY,
-            "the queue is full (%d runs not ended, %d requests in 24 hours); wait for some to end",
-            m->c.max_runs, m->n_keys);
+        mc_refuse(m, ev, ZT_EBUSY,
+                  "the queue is full: %d runs have not ended; wait for some to end, or cancel some",
+                  m->c.max_runs);
         return;
     }
     mc_copy(r->row.run_id, sizeof r->row.run_id, ev->u.submit.run_id);

@@ -548,6 +548,24 @@ Test(machine, a_cordoned_worker_gets_nothing_new) {
     cr_assert_eq(bench_step(&ev), ZT_ENOTFOUND);
 }
 
+Test(machine, a_full_table_of_request_keys_is_not_a_full_queue) {
+    struct zt_machine_config c;
+    zt_machine_config_default(&c);
+    c.max_keys = 2;
+    zt_machine_free(B.m);
+    B.m = zt_machine_new(&c);
+    struct zt_recovery none = {.epoch = 1};
+    struct zt_event ev = {.kind = ZT_EV_START, .u.start.recovery = &none};
+    bench_step(&ev);
+    cr_assert_geq(bench_submit("a", bench_config(4)), 0);
+    bench_wait(90);
+    cr_assert_geq(bench_submit("b", bench_config(4)), 0);
+    cr_assert_eq(bench_submit("c", bench_config(4)), ZT_EBUSY);
+    cr_assert(strstr(B.reply.message, "2 requests were taken in the last 24 hours"), "%s", B.reply.message);
+    cr_assert(strstr(B.reply.message, "forgotten in 1439 minutes"), "%s", B.reply.message);
+    cr_assert_null(strstr(B.reply.message, "queue"), "%s", B.reply.message);
+}
+
 /* ---- the database */
 Test(machine, a_database_that_cannot_be_written) {
     workers(2);
@@ -581,6 +599,7 @@ Test(machine, tables_that_are_full_say_so) {
     cr_assert_geq(bench_submit("a", bench_config(4)), 0);
     cr_assert_geq(bench_submit("b", bench_config(4)), 0);
     cr_assert_eq(bench_submit("c", bench_config(4)), ZT_EBUSY);
+    cr_assert(strstr(B.reply.message, "the queue is full: 2 runs"), "%s", B.reply.message);
     struct zt_event more = {.kind = ZT_EV_REGISTER,
                             .worker_id = "z/9",
                             .session = 99,
