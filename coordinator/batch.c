@@ -185,7 +185,7 @@ void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *cons
 }
 
 void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, uint32_t rank, uint64_t offset,
-                  bool err, const void *data, size_t bytes, int64_t at_ms)
+                  bool err, bool end, const void *data, size_t bytes, int64_t at_ms)
 {
     if (offset > INT64_MAX / 2 || bytes > INT32_MAX) {
         spoil(b, ZT_EINVAL, "a log piece lies beyond any possible offset");
@@ -199,6 +199,7 @@ void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, u
     c->u.log.rank = rank;
     c->u.log.offset = offset;
     c->u.log.err = err;
+    c->u.log.end = end;
     c->u.log.data = copy(b, data ? data : "", bytes);
     c->u.log.bytes = bytes;
     c->u.log.at_ms = at_ms;

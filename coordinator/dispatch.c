@@ -311,7 +311,7 @@ static void on_log(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope
     }
     struct zt_batch *b = zt_batch_new();
     if (b)
-        zt_batch_log(b, m->run_id, m->generation, m->rank, m->offset, m->has_err && m->err, m->data.data, m->data.len,
+        zt_batch_log(b, m->run_id, m->generation, m->rank, m->offset, m->has_err && m->err, m->has_end && m->end, m->data.data, m->data.len,
                      zt_shell_wall_ms());
     store(sh, s, env, b, true);
 }

@@ -120,6 +120,21 @@ static int forward(sqlite3 *db, const char *run_id, uint32_t generation, const Z
     return q_close(&q);
 }
 
+/* Streams of the ranks asked for that may still grow. */
+static int count_open(sqlite3 *db, const char *run_id, uint32_t generation, const Zt__GetLogs *req, Zt__Logs *l,
+                      struct zt_error *err)
+{
+    struct query q;
+    q_open(&q, db, "SELECT a.rank FROM assignments a LEFT JOIN log_streams s ON s.run_id = a.run_id AND s.generation = a.generation"
+                   " AND s.rank = a.rank WHERE a.run_id = ?1 AND a.generation = ?2 AND coalesce(s.ended, 0) = 0", err);
+    q_text(&q, 1, run_id);
+    q_int(&q, 2, generation);
+    l->has_open = 1;
+    while (q_row(&q))
+        l->open += rank_wanted(req, (uint32_t)sqlite3_column_int64(q.s, 0));
+    return q_close(&q);
+}
+
 int zt_query_logs(sqlite3 *db, const Zt__GetLogs *req, Zt__Envelope *reply, struct zt_error *err)
 {
     struct zt_run_ref ref;
@@ -140,6 +155,8 @@ int zt_query_logs(sqlite3 *db, const Zt__GetLogs *req, Zt__Envelope *reply, stru
     size_t max = req->has_max_bytes && req->max_bytes > 0 ? req->max_bytes : ZT_FRAME_PAGE;
     if (max > 2 * ZT_FRAME_PAGE)
         max = 2 * ZT_FRAME_PAGE;
+    if (count_open(db, ref.run_id, generation, req, l, err))
+        return err->code;
     if (req->has_tail_lines && req->tail_lines > 0 && !(req->has_after && req->after > 0))
         return tail(db, ref.run_id, generation, req, max, l, err);
     return forward(db, ref.run_id, generation, req, max, l, err);

@@ -30,6 +30,12 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_WORKER] = "INSERT OR REPLACE INTO workers VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18)",
     [Q_KEY] = "INSERT OR REPLACE INTO rpc_dedup VALUES (?1,?2,?3,?4,?5)",
     [Q_KEY_PRUNE] = "DELETE FROM rpc_dedup WHERE at_ms < ?1",
+    /* A look at the oldest ones only: what is old is at the front. */
+    [Q_EVENT_PRUNE] = "DELETE FROM events WHERE at_ms < ?1 AND id IN (SELECT id FROM events"
+                      " WHERE id <= (SELECT max(id) FROM events) - 10000 ORDER BY id LIMIT 5000)",
+    [Q_WORKER_PRUNE] = "DELETE FROM workers WHERE run_id='' AND flags & ?1 = 0 AND ((state=?2 AND at_ms < ?3)"
+                       " OR (state=?4 AND at_ms < ?5))",
+    [Q_TRACE_PRUNE] = "DELETE FROM step_trace WHERE run_id IN (SELECT run_id FROM runs WHERE ended_ms > 0 AND ended_ms < ?1)",
     [Q_EVENT] = "INSERT INTO events (at_ms, run_id, worker_id, kind, from_state, to_state, reason, generation, rank,"
                 " level, actor, message, seq) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)"
                 " ON CONFLICT (run_id, generation, rank, seq) WHERE seq IS NOT NULL DO NOTHING",
@@ -68,7 +74,7 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_RANK_KNOWN] = "SELECT 1 FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG_NEXT] = "SELECT next FROM log_streams WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG] = "INSERT INTO logs (run_id, generation, rank, offset, err, at_ms, data) VALUES (?1,?2,?3,?4,?5,?6,?7)",
-    [Q_LOG_STREAM] = "INSERT OR REPLACE INTO log_streams VALUES (?1,?2,?3,?4)",
+    [Q_LOG_STREAM] = "INSERT OR REPLACE INTO log_streams VALUES (?1,?2,?3,?4,?5)",
     [Q_LOG_USAGE] = "INSERT INTO log_usage VALUES (?1, ?2, ?3) ON CONFLICT (run_id) DO UPDATE SET"
                     " stored = stored + excluded.stored, dropped = dropped + excluded.dropped",
     [Q_LOG_USAGE_GET] = "SELECT stored, dropped FROM log_usage WHERE run_id=?1",
@@ -328,10 +334,23 @@ static int put_key(struct zt_writer *w, const struct zt_row_key *r, struct zt_er
     return w_done(w, Q_KEY, "request key", err);
 }
 
-int zt_writer_prune_keys(struct zt_writer *w, int64_t older_than_ms, struct zt_error *err)
+#define DAY_MS ((int64_t)24 * 3600 * 1000)
+
+int zt_writer_prune(struct zt_writer *w, int64_t now_ms, struct zt_error *err)
 {
-    sqlite3_bind_int64(w->q[Q_KEY_PRUNE], 1, older_than_ms);
-    return w_done(w, Q_KEY_PRUNE, "request keys", err);
+    sqlite3_stmt *s = w->q[Q_WORKER_PRUNE];
+    sqlite3_bind_int64(w->q[Q_KEY_PRUNE], 1, now_ms - DAY_MS);
+    sqlite3_bind_int64(w->q[Q_EVENT_PRUNE], 1, now_ms - 30 * DAY_MS);
+    sqlite3_bind_int64(w->q[Q_TRACE_PRUNE], 1, now_ms - 30 * DAY_MS);
+    sqlite3_bind_int(s, 1, ZT_WF_CORDONED);
+    sqlite3_bind_int(s, 2, ZT_WORKER_GONE);
+    sqlite3_bind_int64(s, 3, now_ms - DAY_MS);
+    sqlite3_bind_int(s, 4, ZT_WORKER_LOST);
+    sqlite3_bind_int64(s, 5, now_ms - 7 * DAY_MS);
+    if (w_done(w, Q_KEY_PRUNE, "request keys", err) || w_done(w, Q_EVENT_PRUNE, "old events", err) ||
+        w_done(w, Q_TRACE_PRUNE, "old traces", err) || w_done(w, Q_WORKER_PRUNE, "vanished workers", err))
+        return err->code;
+    return 0;
 }
 
 int w_event(struct zt_writer *w, const struct zt_row_event *r, int64_t seq, struct zt_error *err)

@@ -45,9 +45,9 @@ void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *cons
 void zt_batch_traces(struct zt_batch *b, const char *run_id, Zt__StepTrace *const *traces, size_t n);
 /* One rank's number formats. */
 void zt_batch_dtypes(struct zt_batch *b, const char *run_id, const Zt__DtypesReport *r);
-/* A piece of a log stream at its byte offset. Only one per batch: the result is the stream's new end. */
+/* A piece of a log stream at its byte offset; end: nothing follows it. Only one per batch: the result is the stream's new end. */
 void zt_batch_log(struct zt_batch *b, const char *run_id, uint32_t generation, uint32_t rank, uint64_t offset,
-                  bool err, const void *data, size_t bytes, int64_t at_ms);
+                  bool err, bool end, const void *data, size_t bytes, int64_t at_ms);
 
 /* ---------------------------------------------------------------- applying (writer thread) */
 #define ZT_LOG_QUOTA_DEFAULT ((int64_t)256 << 20) /* bytes of logs kept per run */
@@ -63,6 +63,8 @@ int zt_writer_apply(struct zt_writer *w, const struct zt_batch *b, struct zt_bat
 /* Computes the roll-ups of the steps touched since the transaction began: call before COMMIT. */
 int zt_writer_finish(struct zt_writer *w, int64_t wall_ms, struct zt_error *err);
 void zt_writer_forget(struct zt_writer *w); /* after COMMIT or ROLLBACK: drops what was remembered of it */
-int zt_writer_prune_keys(struct zt_writer *w, int64_t older_than_ms, struct zt_error *err);
+/* What nobody asks for any more: request keys after a day; events after 30, but for the newest 10,000; workers
+ * that were stopped a day ago or have not been heard of for a week; traces of runs that ended 30 days ago. */
+int zt_writer_prune(struct zt_writer *w, int64_t now_ms, struct zt_error *err);
 
 #endif

@@ -32,7 +32,7 @@ struct change {
             const uint8_t *packed; size_t bytes;
         } step;
         struct {
-            const char *run_id; uint32_t generation, rank; uint64_t offset; bool err;
+            const char *run_id; uint32_t generation, rank; uint64_t offset; bool err, end;
             const uint8_t *data; size_t bytes; int64_t at_ms;
         } log;
         struct {
@@ -52,7 +52,7 @@ struct zt_batch {
 };
 
 enum statement {
-    Q_RUN, Q_SPEC, Q_ATTEMPT, Q_RANK, Q_FAILURE, Q_WORKER, Q_KEY, Q_KEY_PRUNE, Q_EVENT,
+    Q_RUN, Q_SPEC, Q_ATTEMPT, Q_RANK, Q_FAILURE, Q_WORKER, Q_KEY, Q_KEY_PRUNE, Q_EVENT_PRUNE, Q_WORKER_PRUNE, Q_TRACE_PRUNE, Q_EVENT,
     Q_STEP_OLD, Q_STEP, Q_WORLD, Q_SPEC_NUMBERS, Q_WINDOW_GET, Q_WINDOW_PUT, Q_WINDOW_RESERVED,
     Q_STEP_COUNT, Q_STEP_ROWS, Q_ROLLUP, Q_PROGRESS, Q_TRIM,
     Q_RANK_KNOWN, Q_LOG_NEXT, Q_LOG, Q_LOG_STREAM, Q_LOG_USAGE, Q_LOG_USAGE_GET, Q_LOG_OLDEST, Q_LOG_DELETE,

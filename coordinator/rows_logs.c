@@ -65,6 +65,17 @@ static int enforce_quota(struct zt_writer *w, const struct change *c, struct zt_
     return add_usage(w, run_id, -gone, gone, err);
 }
 
+static int put_stream(struct zt_writer *w, const struct change *c, int64_t next, struct zt_error *err)
+{
+    sqlite3_stmt *s = w->q[Q_LOG_STREAM];
+    w_text(s, 1, c->u.log.run_id);
+    sqlite3_bind_int64(s, 2, c->u.log.generation);
+    sqlite3_bind_int64(s, 3, c->u.log.rank);
+    sqlite3_bind_int64(s, 4, next);
+    sqlite3_bind_int(s, 5, c->u.log.end);
+    return w_done(w, Q_LOG_STREAM, "log stream", err);
+}
+
 int w_log(struct zt_writer *w, const struct change *c, struct zt_batch_result *result, struct zt_error *err)
 {
     int64_t next = 0, offset = (int64_t)c->u.log.offset;
@@ -79,8 +90,8 @@ int w_log(struct zt_writer *w, const struct change *c, struct zt_batch_result *r
     if (w_two(w, Q_LOG_NEXT, 0, &next, NULL, &found, err))
         return err->code;
     result->log_next = (uint64_t)next;
-    if (offset + (int64_t)n <= next)
-        return 0;
+    if (offset + (int64_t)n <= next) /* there already, or nothing but the word that it ends here */
+        return c->u.log.end ? put_stream(w, c, next, err) : 0;
     if (offset < next) {
         data += next - offset;
         n -= (size_t)(next - offset);
@@ -96,13 +107,8 @@ int w_log(struct zt_writer *w, const struct change *c, struct zt_batch_result *r
     }
     if (insert_log(w, c, offset, c->u.log.err, data, n, err))
         return err->code;
-    sqlite3_stmt *s = w->q[Q_LOG_STREAM];
-    w_text(s, 1, c->u.log.run_id);
-    sqlite3_bind_int64(s, 2, c->u.log.generation);
-    sqlite3_bind_int64(s, 3, c->u.log.rank);
-    sqlite3_bind_int64(s, 4, offset + (int64_t)n);
     result->log_next = (uint64_t)(offset + (int64_t)n);
-    if (w_done(w, Q_LOG_STREAM, "log stream", err) || add_usage(w, c->u.log.run_id, added, 0, err))
+    if (put_stream(w, c, offset + (int64_t)n, err) || add_usage(w, c->u.log.run_id, added, 0, err))
         return err->code;
     return enforce_quota(w, c, err);
 }

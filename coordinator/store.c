@@ -14,7 +14,6 @@
 #include "core/sys.h"
 
 #define WAL_PAGES_CHECKPOINT 1000
-#define KEY_TTL_MS ((int64_t)24 * 3600 * 1000)
 #define PRUNE_EVERY_MS ((int64_t)600 * 1000)
 
 struct entry {
@@ -190,7 +189,7 @@ static int commit(struct zt_store *s, struct list *work, struct zt_error *err)
     if (zt_writer_finish(s->writer, now, err))
         goto undo;
     if (now - s->pruned_ms > PRUNE_EVERY_MS || now < s->pruned_ms) {
-        if (zt_writer_prune_keys(s->writer, now - KEY_TTL_MS, err))
+        if (zt_writer_prune(s->writer, now, err))
             goto undo;
         s->pruned_ms = now;
     }

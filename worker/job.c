@@ -764,6 +764,7 @@ static void on_log_reply(void *arg, const Zt__Envelope *reply, const struct zt_e
         refuse(j, "log", reply, err, &told);
         if (told == ZW_ACKED) {
             zw_logs_ack(&j->logs, sent_to);
+            j->log_end_told = j->log_end_sent;
         }
     } else if (reply->body_case == ZT__ENVELOPE__BODY_LOG_ACK) {
         uint64_t upto = reply->log_ack->offset;
@@ -771,8 +772,10 @@ static void on_log_reply(void *arg, const Zt__Envelope *reply, const struct zt_e
         if (upto < sent_to) {
             j->retry_at = zw_now(j->sup) + RETRY_MS; /* it wants these bytes again */
         }
+        j->log_end_told = j->log_end_sent && upto >= sent_to;
     } else {
         zw_logs_ack(&j->logs, sent_to);
+        j->log_end_told = j->log_end_sent;
     }
     zw_job_pump(j);
 }
@@ -785,8 +788,14 @@ static void send_log(struct zw_job *j)
     bool is_err = false;
     size_t n = zw_logs_peek(&j->logs, j->log_chunk, ZW_LOG_CHUNK, &offset, &is_err);
     if (n == 0) {
+        offset = j->logs.next;
+    }
+    bool end = j->finished && offset + n == j->logs.next;
+    if (n == 0 && (!end || j->log_end_told)) {
         return;
     }
+    j->log_end_sent = end;
+    log.has_end = log.end = end;
     log.run_id = j->run_id;
     log.generation = j->generation;
     log.rank = j->rank;
@@ -917,7 +926,7 @@ static void job_free(struct zw_job *j)
 
 bool zw_job_free_if_done(struct zw_job *j)
 {
-    bool told = zw_job_told(j) && !j->logs.first && j->events_pending == 0;
+    bool told = zw_job_told(j) && !j->logs.first && j->log_end_told && j->events_pending == 0;
     if (j->handles > 0 || j->requests > 0 || (!told && !j->dead)) {
         return false;
     }

@@ -67,6 +67,7 @@ struct zw_job {
     bool has_verdict;
     Zt__Envelope *verdict;      /* RankDone or ReportFailure */
     void *verdict_arena;
+    bool log_end_sent, log_end_told; /* in the piece that is out; acknowledged, or nobody wants it */
     uint64_t retry_at;          /* after a refusal that may pass */
     bool reports_refused;       /* STALE: nothing more of this generation is wanted */
     size_t events_pending;

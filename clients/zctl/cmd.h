@@ -87,6 +87,10 @@ int zt_follow_logs(struct zt_follow *f, struct zt_source *s, FILE *out, struct z
 enum { ZT_LEVEL_DEBUG = 0, ZT_LEVEL_INFO, ZT_LEVEL_WARNING, ZT_LEVEL_ERROR };
 int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32_t least_level,
                      struct zt_error *err);
+/* Prints what is new until the run has ended and its last lines are in. On success *a is the run as it ended
+ * (the caller's). */
+int zt_follow_to_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out, struct zt_answer *a,
+                     struct zt_error *err);
 void zt_follow_flush(struct zt_follow *f, FILE *out); /* lines without their end */
 /* After this Ctrl-C leaves with 130 and says that the run goes on. */
 void zt_detach_on_interrupt(void);

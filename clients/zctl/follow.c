@@ -12,6 +12,7 @@
 
 #define LINE_MAX_BYTES (64 * 1024)
 #define POLL_SECONDS 0.5
+#define LAST_LINES_MS 5000
 
 /* One output stream of one rank: the line that has no end yet. */
 struct stream {
@@ -27,6 +28,7 @@ struct zt_follow {
     struct zt_options o;
     const char *run;
     uint64_t log_after, event_after;
+    bool logs_open;     /* by the newest answer: output may still come */
     bool tail_done;
     struct stream *streams;
     int n_streams;
@@ -190,6 +192,7 @@ int zt_follow_logs(struct zt_follow *f, struct zt_source *s, FILE *out, struct z
         }
         if (l->has_next && l->next > f->log_after)
             f->log_after = l->next;
+        f->logs_open = l->has_open && l->open > 0;
         bool more = l->has_more && l->more && f->log_after > before;
         f->tail_done = true;
         zt_answer_free(&a);
@@ -275,26 +278,34 @@ void zt_detach_on_interrupt(void) {
 
 static uint32_t least_level(const struct zt_options *o) { return o->all ? ZT_LEVEL_DEBUG : ZT_LEVEL_INFO; }
 
-/* Waits for the end of the run while what is new is printed. */
-static int until_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out,
-                     char state[32], struct zt_error *err) {
-    for (bool ended = false;;) {
-        struct zt_answer a;
-        int rc = zt_fetch_run(s, f->run, true, &a, err);
+/* The last lines of a trainer come when it is gone, a moment after the run's end; those of a worker that died
+ * with it never come. */
+static bool lines_to_come(const struct zt_follow *f, int64_t ended_ms) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return f->logs_open && (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000 - ended_ms < LAST_LINES_MS;
+}
+
+int zt_follow_to_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out, struct zt_answer *a,
+                     struct zt_error *err) {
+    for (;;) {
+        int rc = zt_fetch_run(s, f->run, true, a, err);
         if (rc)
             return rc;
-        snprintf(state, 32, "%s", a.env->run_detail->summary->state);
-        zt_answer_free(&a);
-        ended = zt_exit_of_state(state) >= 0;
+        const Zt__RunSummary *run = a->env->run_detail->summary;
+        bool ended = zt_exit_of_state(run->state) >= 0;
         if (events)
             rc = zt_follow_events(f, s, out, least_level(&f->o), err);
         if (rc == 0 && logs)
             rc = zt_follow_logs(f, s, out, err);
         fflush(out);
-        if (rc || ended)
+        if (rc == 0 && ended && !(logs && lines_to_come(f, run->ended_ms)))
+            return 0;
+        if (rc == 0 && s->deadline > 0 && zt_now() >= s->deadline)
+            rc = zt_fail(err, ZT_ETIMEOUT, "time is up; run %s is %s%s", f->run, run->state, ended ? "" : " and goes on");
+        zt_answer_free(a);
+        if (rc)
             return rc;
-        if (s->deadline > 0 && zt_now() >= s->deadline)
-            return zt_fail(err, ZT_ETIMEOUT, "time is up; run %s is %s and goes on", f->run, state);
         zt_pause(POLL_SECONDS);
     }
 }
@@ -314,8 +325,8 @@ static int print_collected(struct zt_follow *f, const char *key, FILE *out) {
 
 static int stream_command(const struct zt_options *o, bool logs) {
     struct zt_source s;
+    struct zt_answer end = {0};
     struct zt_error err;
-    char state[32];
     struct zt_follow *f = zt_follow_new(o, o->subject);
     int rc = f ? zt_source_open(o, &s, &err) : zt_fail(&err, ZT_ENOMEM, "no memory");
     if (rc) {
@@ -331,7 +342,7 @@ static int stream_command(const struct zt_options *o, bool logs) {
             zt_answer_free(&a);
     }
     if (rc == 0 && o->follow && o->subject)
-        rc = until_end(f, &s, logs, !logs, stdout, state, &err);
+        rc = zt_follow_to_end(f, &s, logs, !logs, stdout, &end, &err);
     while (rc == 0 && o->follow && !o->subject) { /* all events, for ever */
         rc = zt_follow_events(f, &s, stdout, least_level(o), &err);
         fflush(stdout);
@@ -340,6 +351,7 @@ static int stream_command(const struct zt_options *o, bool logs) {
     if (rc == 0 && !o->follow)
         rc = logs ? zt_follow_logs(f, &s, stdout, &err) : zt_follow_events(f, &s, stdout, least_level(o), &err);
     zt_follow_flush(f, stdout);
+    zt_answer_free(&end);
     int code = rc ? zt_report(rc, &err) : print_collected(f, logs ? "lines" : "events", stdout);
     zt_follow_free(f);
     zt_source_close(&s);
@@ -366,7 +378,6 @@ int zt_cmd_wait(const struct zt_options *o) {
     struct zt_source s;
     struct zt_answer a = {0};
     struct zt_error err;
-    char state[32] = "";
     struct zt_follow *f = zt_follow_new(o, o->subject);
     int rc = f ? zt_source_open(o, &s, &err) : zt_fail(&err, ZT_ENOMEM, "no memory");
     if (rc) {
@@ -374,9 +385,7 @@ int zt_cmd_wait(const struct zt_options *o) {
         return zt_report(rc, &err);
     }
     zt_detach_on_interrupt();
-    rc = until_end(f, &s, false, false, stdout, state, &err);
-    if (rc == 0)
-        rc = zt_fetch_run(&s, o->subject, true, &a, &err);
+    rc = zt_follow_to_end(f, &s, false, false, stdout, &a, &err);
     if (rc == 0)
         print_end(o, a.env->run_detail);
     int code = rc ? zt_report(rc, &err) : zt_exit_of_state(a.env->run_detail->summary->state);

@@ -247,7 +247,6 @@ static int follow_run(const struct zt_options *o, struct zt_source *s, const cha
     struct zt_error err = {0};
     struct zt_answer a = {0};
     char line[1024];
-    int rc = 0, code = -1;
     fo.follow = true;
     fo.rank[0] = 0; /* rank 0 speaks for all */
     fo.n_rank = 1;
@@ -255,25 +254,10 @@ static int follow_run(const struct zt_options *o, struct zt_source *s, const cha
     if (!f)
         return zt_report(zt_fail(&err, ZT_ENOMEM, "no memory"), &err);
     zt_detach_on_interrupt();
-    while (rc == 0 && code < 0) {
-        zt_answer_free(&a);
-        rc = zt_fetch_run(s, run, true, &a, &err);
-        if (rc == 0)
-            code = zt_exit_of_state(a.env->run_detail->summary->state);
-        if (rc == 0)
-            rc = zt_follow_events(f, s, stdout, ZT_LEVEL_INFO, &err);
-        if (rc == 0)
-            rc = zt_follow_logs(f, s, stdout, &err);
-        fflush(stdout);
-        if (rc == 0 && code < 0 && s->deadline > 0 && zt_now() >= s->deadline)
-            rc = zt_fail(&err, ZT_ETIMEOUT, "time is up; run %s goes on", run);
-        if (rc == 0 && code < 0)
-            zt_pause(0.5);
-    }
+    int rc = zt_follow_to_end(f, s, true, true, stdout, &a, &err);
     zt_follow_flush(f, stdout);
-    if (rc)
-        code = zt_report(rc, &err);
-    else
+    int code = rc ? zt_report(rc, &err) : zt_exit_of_state(a.env->run_detail->summary->state);
+    if (rc == 0)
         printf("run %s %s\n", run, zt_state_line(a.env->run_detail, line, sizeof line));
     zt_answer_free(&a);
     zt_follow_free(f);

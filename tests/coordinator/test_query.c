@@ -283,7 +283,7 @@ Test(query, metrics_are_paged_without_loss) {
 static void put_log(uint32_t rank, uint64_t at, const char *text)
 {
     struct zt_batch *batch = zt_batch_new();
-    zt_batch_log(batch, RUN1, 1, rank, at, false, text, strlen(text), 1);
+    zt_batch_log(batch, RUN1, 1, rank, at, false, false, text, strlen(text), 1);
     cr_assert_eq(bench_commit(&b, batch), 0);
 }
 
@@ -327,6 +327,17 @@ Test(query, logs_forward_and_tail) {
     r = ask(ZT__ENVELOPE__BODY_GET_LOGS, &get, 0);
     joined(r->logs, text, sizeof text);
     cr_expect_str_eq(text, " more\n");
+    cr_expect_eq(r->logs->open, 1, "rank 0 may say more");
+    zt_query_free(r);
+    struct zt_batch *batch = zt_batch_new();
+    zt_batch_log(batch, RUN1, 1, 0, 22, false, true, "", 0, 1);
+    cr_assert_eq(bench_commit(&b, batch), 0);
+    r = ask(ZT__ENVELOPE__BODY_GET_LOGS, &get, 0);
+    cr_expect_eq(r->logs->open, 0);
+    zt_query_free(r);
+    get.n_rank = 0;
+    r = ask(ZT__ENVELOPE__BODY_GET_LOGS, &get, 0);
+    cr_expect_eq(r->logs->open, 1, "rank 1");
     zt_query_free(r);
 }
 

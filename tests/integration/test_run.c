@@ -230,3 +230,21 @@ Test(run, gang_is_ordered_by_host) {
     json_decref(status);
     cluster_stop(&c);
 }
+
+/* The last line of a trainer is written when it is done and comes when it is gone: a moment after the run's end. */
+Test(run, whoever_follows_sees_the_last_lines) {
+    struct cluster c;
+    char file[512];
+    cluster_start(&c, 2);
+    snprintf(file, sizeof file, "%s", cluster_run_file(&c, "last", 2, 2, ""));
+    for (int i = 0; i < 2; i++) {
+        struct output o = zctl(&c, 60, "submit -f %s", file);
+        cr_expect_eq(o.code, 0, "%s", o.err);
+        cr_expect(strstr(o.out, ":0| done: 2 steps, parameter hash ") != NULL, "submit -f %d: %s", i, o.out);
+        output_free(&o);
+        o = zctl(&c, 60, "logs last -f");
+        cr_expect(strstr(o.out, ":0| done: 2 steps") != NULL && strstr(o.out, ":1| done: 2 steps") != NULL, "logs -f %d: %s", i, o.out);
+        output_free(&o);
+    }
+    cluster_stop(&c);
+}

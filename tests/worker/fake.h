@@ -63,7 +63,8 @@ struct fake {
     uint32_t exit_generation;
     int exit_code, exit_signal;
     char *log;
-    size_t log_n, log_err_bytes;
+    size_t log_n, log_err_bytes, log_end_at;
+    int log_ends;
     bool log_gap;
     uint64_t get_request;
     struct zt_peer *get_peer;
@@ -188,6 +189,11 @@ static inline void fake_log(struct fake *f, struct zt_peer *p, const Zt__Envelop
         return;
     }
     cr_assert_leq(l->data.len, 65536u);
+    cr_assert(!f->log_ends || l->offset + l->data.len <= f->log_end_at, "output behind its end");
+    if (l->has_end && l->end) {
+        f->log_ends++;
+        f->log_end_at = l->offset + l->data.len;
+    }
     if (l->offset <= f->log_n && l->offset + l->data.len > f->log_n) {
         size_t skip = f->log_n - l->offset, n = l->data.len - skip;
         f->log = realloc(f->log, f->log_n + n + 1);

@@ -40,8 +40,9 @@ Test(supervisor, a_whole_run)
     cr_assert_eq(f.exit_code, 0);
     cr_assert_eq(f.exit_generation, 7u);
     cr_assert_str_eq(f.event_text, "PUPPET hello");
-    UNTIL(&f, f.log_n >= 3 * 44 + 10);
+    UNTIL(&f, f.log_n >= 3 * 44 + 10 && f.log_ends > 0);
     cr_assert_not(f.log_gap);
+    cr_assert_eq(f.log_end_at, f.log_n, "the end is behind the last line");
     cr_assert_not_null(strstr(f.log, "line 2 of the puppet"));
     cr_assert_not_null(strstr(f.log, "to stderr\n"));
     cr_assert_eq(f.log_err_bytes, strlen("to stderr\n"));
