@@ -526,7 +526,7 @@ Test(identity, bad_options_and_tokens)
                                          {"--memory-gib", "nan"}, {"--device", "tpu"}, {"--name", "a/b"},
                                          {"--host", "..."}, {"--nonsense", "1"}, {"--coord", "a:b"},
                                          {"--address", "10.0.0.1"}, {"--address", "example.org"}, {"--address", "127.1"},
-                                         {"--address", "::1"}};
+                                         {"--address", "::2"}};
     struct fake f;
     fake_init(&f);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
