@@ -37,6 +37,7 @@ struct prec_step {
     double norm, clip;
     double squares; /* of own gradients after the reduction, summed here in plain doubles */
     double moment;  /* sum of squares of own m after the update */
+    double moved;   /* most that an own value has moved since the start */
 };
 struct prec_job {
     struct ranks_shared shared;
@@ -115,13 +116,38 @@ static inline double prec_squares(const struct bench *b, int which) {
     return sum;
 }
 
+/* Own logical elements, as they are now (malloc'ed). */
+static inline double *prec_values(const struct bench *b, int64_t *n) {
+    const struct zt_runtime *r = b->runtime;
+    double *v = malloc((size_t)b->table.parameters * sizeof *v);
+    *n = 0;
+    for (int i = 0; v && i < r->layout.n_entries; i++) {
+        const struct zt_flat_entry *e = &r->layout.entries[i];
+        const struct rt_group *g = &r->groups[r->layout.group_of[e->tensor]];
+        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+        for (int64_t k = 0; k < p.count; k++) v[(*n)++] = prec_value(g, p.at + k);
+    }
+    return v;
+}
+
+static inline double prec_moved(const struct bench *b, const double *was) {
+    int64_t n;
+    double most = 0, *v = prec_values(b, &n);
+    for (int64_t i = 0; v && i < n; i++) most = fmax(most, fabs(v[i] - was[i]));
+    free(v);
+    return most;
+}
+
 static inline int prec_rank(int rank, int world, void *arg) {
     struct prec_job *j = arg;
     struct bench b;
     struct bench_options o = prec_options(&j->c);
     struct zt_hash128 h;
     struct zt_error e = {0};
+    int64_t n;
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
+    double *was = prec_values(&b, &n);
+    EXPECT(was, "memory");
     for (int s = 0; s <= j->c.steps; s++) {
         struct prec_step *out = &j->step[s][rank];
         if (s) {
@@ -130,6 +156,7 @@ static inline int prec_rank(int rank, int world, void *arg) {
             OK(bench_update(&b, j->c.lr, &e));
             OK(zt_runtime_collect(b.runtime, &e));
             out->moment = prec_squares(&b, 1);
+            out->moved = prec_moved(&b, was);
         }
         OK(zt_runtime_parameter_hash(b.runtime, &h, NULL, &e));
         out->hash[0] = h.lo;
@@ -138,6 +165,7 @@ static inline int prec_rank(int rank, int world, void *arg) {
         out->norm = b.norm;
         out->clip = b.update.clip_coefficient;
     }
+    free(was);
     bench_close(&b);
     return 0;
 }
