@@ -48,7 +48,7 @@ static int bytes_rank(int rank, int world, void *arg) {
     struct zt_error e = {0};
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
     struct zt_state_bytes want = of_groups(&b, c->shard);
-    if (!c->bucket_mib && !c->persistence) { /* the same from the table alone */
+    if (c->bucket_mib == 0 && !c->persistence) { /* the same from the table alone */
         struct zt_state_bytes t =
             zt_state_formula(&b.table, c->mode, c->shard, zt_recipe_find(c->recipe));
         EXPECT(t.parameters == want.parameters && t.gradients == want.gradients &&
