@@ -80,7 +80,7 @@ static int state_rank(int rank, int world, void *arg) {
     EXPECT(l->peak_allocated == want.parameters + want.optimizer + l->block[ZT_TAG_ACTIVATIONS],
            "%s: init held %lld at its peak, it keeps %lld and %lld", j->c.name,
            (long long)l->peak_allocated, (long long)want.parameters, (long long)want.optimizer);
-    if (!j->c.recipe && !j->c.persistence && !j->c.bucket_mib) {
+    if (!j->c.recipe && !j->c.persistence && j->c.bucket_mib == 0) {
         struct zt_state_bytes f =
             zt_state_formula(&b.table, j->c.mode, j->c.shard, zt_recipe_find("fp32"));
         EXPECT(!memcmp(&f, &want, sizeof f), "%s: the formulas disagree", j->c.name);
