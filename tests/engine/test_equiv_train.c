@@ -108,7 +108,7 @@ Test(equiv_train, gradient_norm_of_all_shards_on_every_rank) {
                 for (int r = 0; r < world; r++)
                     cr_assert_eq(j->rank[r].report[s].grad_norm, j->rank[0].report[s].grad_norm);
             double norm = j->rank[0].report[1].grad_norm;
-            if (!one) one = norm;
+            if (one == 0) one = norm;
             cr_assert_float_eq(norm, one, 1e-5 * one, "world %d, %s: %.9g, not %.9g", world,
                                zt_mode_name((enum zt_mode)m), norm, one);
         }
