@@ -145,6 +145,7 @@ struct zt_row_run { /* key run_id; the blobs of `request` (when not 0) belong to
     uint32_t attempt;           /* formations so far */
     uint32_t restarts_counted;  /* against max_restarts */
     uint32_t failures_in_row;   /* drives the backoff */
+    uint32_t init_timeouts;     /* formations in a row whose ranks did not meet in time */
     bool cancel_requested;
     int32_t workers;            /* 0 until the first allocation */
     struct zt_mesh mesh;        /* valid when workers > 0 */

@@ -270,7 +270,7 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         finish_run(m, r, ZT_RUN_CANCELLED);
     } else if (retry == ZT_RETRY_NEVER || r->row.reason == ZT_REASON_TIME_LIMIT) {
         finish_run(m, r, ZT_RUN_FAILED);
-    } else if (retry == ZT_RETRY_COUNTED &&
+    } else if (r->attempt.counted &&
                r->row.restarts_counted >= (uint32_t)r->row.config.max_restarts) {
         char why[ZT_MESSAGE_MAX + 1];
         snprintf(why, sizeof why,
@@ -280,7 +280,7 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         mc_copy(r->row.detail, sizeof r->row.detail, why);
         finish_run(m, r, ZT_RUN_FAILED);
     } else {
-        r->row.restarts_counted += retry == ZT_RETRY_COUNTED;
+        r->row.restarts_counted += r->attempt.counted;
         r->row.failures_in_row++;
         r->retry_at = m->now + mc_backoff(r);
         mc_set_state(m, r, ZT_RUN_RESTARTING);
@@ -300,6 +300,16 @@ static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int r
         r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
     return since && since <= m->now ? seconds(m->now - since) : -1;
 }
+/* Ranks that do not meet, time and again, will not by themselves: from the third formation in a row on
+ * each counts, so that the run ends. */
+#define INIT_TIMEOUTS_FREE 2
+static bool counts(struct mc_run *r, enum zt_reason reason) {
+    if (reason != ZT_REASON_COMM_INIT_TIMEOUT)
+        r->row.init_timeouts = 0;
+    else
+        r->row.init_timeouts++;
+    return zt_reason_retry(reason) == ZT_RETRY_COUNTED || r->row.init_timeouts > INIT_TIMEOUTS_FREE;
+}
 /* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database
  * does). */
 void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank,
@@ -307,6 +317,14 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
     ZT_ASSERT(mc_run_active(r));
     bool untold = r->row.state == ZT_RUN_ALLOCATING && !MC_PLANTED(MC_PLANT_START_EARLY);
     r->pending.on = false;
+    bool counted = counts(r, reason);
+    char why[ZT_MESSAGE_MAX + 1];
+    if (r->row.init_timeouts > INIT_TIMEOUTS_FREE) {
+        snprintf(why, sizeof why,
+                 "%.600s (the ranks did not meet %u times in a row: counted against restart.max_restarts)",
+                 message, r->row.init_timeouts);
+        message = why;
+    }
     r->row.reason = reason;
     r->row.cause_rank = rank;
     r->stop_at = m->now;
@@ -320,7 +338,7 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
     mc_copy(a->message, sizeof a->message, message);
     a->last_step = r->gen_step;
     a->steps_redone = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
-    a->counted = zt_reason_retry(reason) == ZT_RETRY_COUNTED && !r->row.cancel_requested;
+    a->counted = counted && !r->row.cancel_requested;
     a->detect_seconds = detect_seconds(m, r, rank);
     mc_dirty_attempt(m, r);
     mc_event(m,
@@ -350,7 +368,8 @@ static void failure_row(struct zt_machine *m, struct mc_run *r, int rank,
     f->reason = reason;
     mc_copy(f->worker_id, sizeof f->worker_id, r->ranks[rank].row.worker_id);
     mc_copy(f->message, sizeof f->message, message);
-    f->step = r->ranks[rank].step;
+    bool stepping = r->row.state == ZT_RUN_RUNNING && r->ranks[rank].step >= 0;
+    f->step = stepping ? r->ranks[rank].step + 1 : -1; /* in progress */
     f->exit_code = -1;
     f->peer = peer;
     f->order = r->n_failures++;
@@ -533,6 +552,7 @@ static void enter_running(struct zt_machine *m, struct mc_run *r) {
         r->row.started_ms = m->wall;
     }
     r->evidence_at = m->now;
+    r->row.init_timeouts = 0;
     for (int i = 0; i < r->world; i++) r->ranks[i].progress_at = m->now;
     mc_set_state(m, r, ZT_RUN_RUNNING);
     mc_drop_comms(m, r, "every rank has its communicator");

@@ -72,23 +72,25 @@ static bool wanted(const Zt__GetMetrics *req, uint32_t rank)
     return req->n_rank == 0;
 }
 
-/* Pages end between steps: the next one is asked for by step. */
+/* A page ends anywhere when the next one can be asked for by step and rank; for a caller that knows steps only,
+ * between two of them, however many ranks they have. */
 static int rank_rows(sqlite3 *db, const struct zt_run_ref *ref, const Zt__GetMetrics *req, int64_t after, int64_t last,
                      int64_t limit, Zt__Metrics *m, struct zt_error *err)
 {
     struct query q;
     size_t bytes = 0;
     int64_t step = 0;
-    q_open(&q, db, "SELECT step, rank, report FROM step_rank WHERE run_id = ?1 AND step > ?2 AND step <= ?3"
+    q_open(&q, db, "SELECT step, rank, report FROM step_rank WHERE run_id = ?1 AND (step, rank) > (?2, ?4) AND step <= ?3"
                    " ORDER BY step, rank", err);
     q_text(&q, 1, ref->run_id);
     q_int(&q, 2, after);
     q_int(&q, 3, last);
+    q_int(&q, 4, req->has_after_rank ? req->after_rank : INT64_MAX);
     while (q_row(&q)) {
         int64_t at = sqlite3_column_int64(q.s, 0);
         if (!wanted(req, (uint32_t)sqlite3_column_int64(q.s, 1)))
             continue;
-        if (at != step && ((int64_t)m->n_ranks >= limit || bytes > ZT_FRAME_PAGE)) {
+        if ((req->has_after_rank || at != step) && ((int64_t)m->n_ranks >= limit || bytes > ZT_FRAME_PAGE)) {
             m->more = 1;
             break;
         }
@@ -146,13 +148,15 @@ int zt_query_memory(sqlite3 *db, const Zt__GetMemory *req, Zt__Envelope *reply, 
 {
     struct zt_run_ref ref;
     struct query q;
+    size_t bytes = 0;
     if (zt_query_resolve(db, req->run, &ref, err))
         return err->code;
     q_open(&q, db, "SELECT rank, window, peak_reserved_bytes, peak, generation FROM window_peak WHERE run_id = ?1"
-                   " AND generation = (SELECT max(generation) FROM window_peak WHERE run_id = ?1)"
+                   " AND generation = (SELECT max(generation) FROM window_peak WHERE run_id = ?1) AND rank >= ?2"
                    " ORDER BY rank, CASE window WHEN 'init' THEN 0 WHEN 'first_step' THEN 1 WHEN 'steady' THEN 2 ELSE 3 END",
            err);
     q_text(&q, 1, ref.run_id);
+    q_int(&q, 2, req->has_from_rank ? req->from_rank : 0);
     Zt__Memory *m = Q_NEW(&q, Zt__Memory, zt__memory);
     if (m) {
         reply->body_case = ZT__ENVELOPE__BODY_MEMORY;
@@ -161,6 +165,12 @@ int zt_query_memory(sqlite3 *db, const Zt__GetMemory *req, Zt__Envelope *reply, 
         m->name = q_copy(&q, ref.name);
     }
     while (m && q_row(&q)) {
+        bool next_rank = m->n_rows > 0 && m->rows[m->n_rows - 1]->rank != (uint32_t)sqlite3_column_int64(q.s, 0);
+        if (next_rank && bytes > ZT_FRAME_PAGE && req->has_from_rank) {
+            m->has_more = m->more = 1;
+            break;
+        }
+        bytes += (size_t)sqlite3_column_bytes(q.s, 3) + 32;
         Zt__MemoryRow *r = Q_NEW(&q, Zt__MemoryRow, zt__memory_row);
         if (!q_push(&q, (void ***)&m->rows, &m->n_rows, r))
             break;

@@ -177,7 +177,9 @@ static int read_attempts(sqlite3 *db, const char *run_id, Zt__RunDetail *d, stru
     size_t budget = ATTEMPT_TEXT;
     q_open(&q, db, "SELECT * FROM (SELECT a.generation, reason, rank, worker_id, message, started_ms, ended_ms,"
                    " CASE WHEN ended_ms > 0 THEN last_step ELSE max(last_step, coalesce(p.step, 0)) END,"
-                   " detect_seconds, stop_seconds, start_seconds, form_seconds, counted, steps_redone FROM attempts a"
+                   " detect_seconds, stop_seconds, start_seconds, form_seconds, counted, steps_redone,"
+                   " (SELECT f.step FROM failures f WHERE f.run_id = a.run_id AND f.generation = a.generation AND f.rank = a.rank)"
+                   " AS failed_step FROM attempts a"
                    " LEFT JOIN run_progress p ON p.run_id = a.run_id AND p.generation = a.generation"
                    " WHERE a.run_id = ?1 ORDER BY a.generation DESC LIMIT ?2) ORDER BY generation", err);
     q_text(&q, 1, run_id);
@@ -205,6 +207,8 @@ static int read_attempts(sqlite3 *db, const char *run_id, Zt__RunDetail *d, stru
         a->has_counted = a->has_steps_redone = 1;
         a->counted = sqlite3_column_int(q.s, 12);
         a->steps_redone = sqlite3_column_int64(q.s, 13);
+        a->failed_step = sqlite3_column_int64(q.s, 14);
+        a->has_failed_step = q_has(&q, 14) && a->failed_step >= 0;
         if (read_failures(db, run_id, a, &budget, err)) {
             q.code = err->code;
             break;

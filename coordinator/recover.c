@@ -48,7 +48,8 @@ static int read_runs(sqlite3 *db, int64_t wall_ms, struct zt_recovered *r, struc
     size_t n = 0;
     q_open(&q, db, "SELECT r.run_id, r.name, r.place, r.state, r.reason, r.detail, r.cause_rank, r.generation, r.attempt,"
                    " r.restarts_counted, r.failures_in_row, r.cancel_requested, r.workers, r.replicate, r.shard, r.tensor,"
-                   " r.best_step, r.submitted_ms, r.started_ms, r.ended_ms, r.parameter_hash, r.config, s.run_yaml, s.overrides"
+                   " r.best_step, r.submitted_ms, r.started_ms, r.ended_ms, r.parameter_hash, r.config, s.run_yaml, s.overrides,"
+                   " r.init_timeouts"
                    " FROM runs r LEFT JOIN run_specs s ON s.run_id = r.run_id WHERE " LIVE " ORDER BY r.place", err);
     while (q_row(&q)) {
         if (!grow(&q, (void **)&r->runs, sizeof *r->runs, (void **)&r->texts, sizeof *r->texts, n) ||
@@ -78,6 +79,7 @@ static int read_runs(sqlite3 *db, int64_t wall_ms, struct zt_recovered *r, struc
         o->started_ms = INT(18);
         o->ended_ms = INT(19);
         TEXT(20, o->parameter_hash);
+        o->init_timeouts = (uint32_t)INT(24);
         if (zt_run_config_from_json((const char *)sqlite3_column_text(q.s, 21), &o->config, err)) {
             q.code = zt_fail_prefix(err, "run %s", o->run_id);
             break;

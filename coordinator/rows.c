@@ -12,8 +12,8 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_RUN] =
         "INSERT INTO runs (run_id, name, place, state, reason, detail, cause_rank, generation, attempt, restarts_counted,"
         " failures_in_row, cancel_requested, workers, replicate, shard, tensor, best_step, submitted_ms, started_ms,"
-        " ended_ms, parameter_hash, priority, steps, config)"
-        " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24)"
+        " ended_ms, parameter_hash, priority, steps, config, init_timeouts)"
+        " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25)"
         " ON CONFLICT (run_id) DO UPDATE SET state=excluded.state, reason=excluded.reason, detail=excluded.detail,"
         " cause_rank=excluded.cause_rank, generation=excluded.generation, attempt=excluded.attempt,"
         " restarts_counted=excluded.restarts_counted, failures_in_row=excluded.failures_in_row,"
@@ -21,7 +21,7 @@ static const char *const sql_of[Q_COUNT] = {
         " shard=excluded.shard, tensor=excluded.tensor, best_step=excluded.best_step,"
         " submitted_ms=excluded.submitted_ms, started_ms=excluded.started_ms, ended_ms=excluded.ended_ms,"
         " parameter_hash=excluded.parameter_hash, priority=excluded.priority, steps=excluded.steps,"
-        " config=excluded.config",
+        " config=excluded.config, init_timeouts=excluded.init_timeouts",
     [Q_SPEC] = "INSERT INTO run_specs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT (run_id) DO NOTHING",
     [Q_ATTEMPT] = "INSERT OR REPLACE INTO attempts VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)",
     [Q_RANK] = "INSERT OR REPLACE INTO assignments VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12)",
@@ -214,6 +214,7 @@ static int put_run(struct zt_writer *w, const struct zt_row_run *r, struct zt_er
     sqlite3_bind_int(s, 22, r->config.priority);
     sqlite3_bind_int64(s, 23, r->config.steps);
     w_text(s, 24, config);
+    sqlite3_bind_int64(s, 25, r->init_timeouts);
     int code = w_done(w, Q_RUN, "run row", err);
     free(config);
     return code;

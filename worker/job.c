@@ -109,10 +109,9 @@ static void fail_simply(struct zw_job *j, enum zt_reason reason, const char *mes
     f.has_signal = sig > 0;
     f.signal = sig;
     if (j->child.progress) {
-        int64_t step = atomic_load(&j->child.progress->step);
         int phase = atomic_load(&j->child.progress->phase);
-        f.has_step = 1;
-        f.step = step;
+        f.has_step = atomic_load(&j->child.progress->state) == ZT_TRAINER_RUNNING;
+        f.step = atomic_load(&j->child.progress->step) + 1; /* in progress */
         if (phase >= 0 && phase < ZT_PHASE_COUNT) {
             f.phase = (char *)(uintptr_t)zt_phase_name((enum zt_phase)phase);
         }

@@ -501,7 +501,7 @@ static void send_failure(struct trainer *t, const struct zt_train_result *r, boo
     }
     if (in_run) {
         f.phase = (char *)(uintptr_t)zt_phase_name(r->phase);
-        f.has_step = 1;
+        f.has_step = r->failed_step > 0; /* 0: before the first */
         f.step = r->failed_step;
     }
     f.has_exit_code = 1;

@@ -222,6 +222,7 @@ static json_t *attempt(const Zt__Attempt *a) {
     put(o, "started", zt_json_time(a->started_ms));
     put(o, "ended", zt_json_time(a->ended_ms));
     put(o, "last_step", INT(a, last_step));
+    put(o, "failed_step", INT(a, failed_step));
     put(o, "steps_redone", INT(a, steps_redone));
     put(o, "counted", a->has_counted ? json_boolean(a->counted) : json_null());
     put(o, "detect_seconds", zt_json_real(a->has_detect_seconds && a->detect_seconds >= 0, a->detect_seconds));

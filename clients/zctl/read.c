@@ -347,9 +347,9 @@ static bool step_wanted(const struct zt_options *o, int64_t step) {
            (o->every == 0 || step % o->every == 0);
 }
 
-/* Adds a page's rows that were asked for; *newest: its last step. */
+/* Adds a page's rows that were asked for; *newest: its last step, *rank: the last rank in it. */
 static void add_page(const struct zt_options *o, const Zt__Metrics *m, bool ranks, json_t *rows,
-                     int64_t *newest) {
+                     int64_t *newest, uint32_t *rank) {
     struct zt_mesh mesh = {(int)m->replicate, (int)m->shard, (int)m->tensor};
     for (size_t i = 0; !ranks && i < m->n_rows; i++) {
         *newest = m->rows[i]->step > *newest ? m->rows[i]->step : *newest;
@@ -358,6 +358,7 @@ static void add_page(const struct zt_options *o, const Zt__Metrics *m, bool rank
     }
     for (size_t i = 0; ranks && i < m->n_ranks; i++) {
         *newest = m->ranks[i]->step > *newest ? m->ranks[i]->step : *newest;
+        *rank = m->ranks[i]->rank;
         if (step_wanted(o, m->ranks[i]->step))
             json_array_append_new(rows, zt_json_rank(m->run_id, mesh, m->ranks[i]));
     }
@@ -374,6 +375,8 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
     get.ranks = ranks;
     get.has_after_step = true;
     get.after_step = after;
+    get.has_after_rank = ranks;
+    get.after_rank = UINT32_MAX; /* all of that step were seen */
     get.has_last_step = o->step_to > 0;
     get.last_step = o->step_to;
     get.n_rank = ranks ? (size_t)o->n_rank : 0;
@@ -386,14 +389,16 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
         if (rc)
             return rc;
         int64_t newest = get.after_step;
+        uint32_t rank = get.after_rank;
         bool more = a.env->metrics->has_more && a.env->metrics->more;
-        add_page(o, a.env->metrics, ranks, rows, &newest);
+        add_page(o, a.env->metrics, ranks, rows, &newest, &rank);
         zt_answer_free(&a);
         if (last)
             *last = newest;
-        if (!more || newest == get.after_step)
+        if (!more || (newest == get.after_step && rank == get.after_rank))
             return 0;
         get.after_step = newest;
+        get.after_rank = rank;
     }
 }
 
@@ -507,24 +512,35 @@ int zt_cmd_metrics(const struct zt_options *o) {
 /* ---------------------------------------------------------------------------------- memory */
 
 int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err) {
-    struct zt_answer a;
     Zt__GetMemory get = ZT__GET_MEMORY__INIT;
     Zt__Envelope req = ZT__ENVELOPE__INIT;
+    json_t *o = json_object(), *rows = json_array();
     get.run = (char *)(uintptr_t)run;
+    get.has_from_rank = true;
     req.body_case = ZT__ENVELOPE__BODY_GET_MEMORY;
     req.get_memory = &get;
-    int rc = zt_source_ask(s, &req, &a, err);
-    if (rc)
-        return rc;
-    const Zt__Memory *m = a.env->memory;
-    json_t *o = json_object(), *rows = json_array();
-    for (size_t i = 0; i < m->n_rows; i++)
-        json_array_append_new(rows, zt_json_memory(m->rows[i]));
-    json_object_set_new(o, "run", zt_json_text(m->run_id));
-    json_object_set_new(o, "name", zt_json_text(m->name));
-    json_object_set_new(o, "generation", zt_json_int(m->has_generation, m->generation));
+    for (bool more = true; more;) {
+        struct zt_answer a;
+        int rc = zt_source_ask(s, &req, &a, err);
+        if (rc) {
+            json_decref(o);
+            json_decref(rows);
+            return rc;
+        }
+        const Zt__Memory *m = a.env->memory;
+        for (size_t i = 0; i < m->n_rows; i++)
+            json_array_append_new(rows, zt_json_memory(m->rows[i]));
+        if (get.from_rank == 0) {
+            json_object_set_new(o, "run", zt_json_text(m->run_id));
+            json_object_set_new(o, "name", zt_json_text(m->name));
+            json_object_set_new(o, "generation", zt_json_int(m->has_generation, m->generation));
+        }
+        more = m->has_more && m->more && m->n_rows > 0 && m->rows[m->n_rows - 1]->rank >= get.from_rank;
+        if (more)
+            get.from_rank = m->rows[m->n_rows - 1]->rank + 1;
+        zt_answer_free(&a);
+    }
     json_object_set_new(o, "ranks", rows);
-    zt_answer_free(&a);
     *reply = o;
     return 0;
 }

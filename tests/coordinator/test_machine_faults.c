@@ -508,6 +508,35 @@ Test(faults, formation_timeout) {
     bench_wait(1.2);
     cr_assert_eq(B.run[r].generation, 2, "a new generation, and with it a new communicator id");
 }
+/* Ranks that never meet: two formations are free, the rest count, and it says so; a formation that works makes
+ * it begin anew. */
+Test(faults, formations_that_never_work_end_the_run) {
+    int r = waiting_run(10000, 20); /* max_restarts 3 */
+    for (uint32_t g = 1; g <= 9; g++) {
+        cr_assert_eq(B.run[r].generation, g, "%u: %s", B.run[r].generation, zt_run_state_name(bench_state(r)));
+        cr_assert_eq(B.run[r].restarts_counted, g > 6 ? g - 6 : 0);
+        if (g == 3) { /* this one works, and is killed */
+            bench_running(r);
+            bench_exit(r, 0, -1, 9);
+        } else {
+            bench_form(r);
+            bench_wait(20.4);
+            cr_assert_eq(B.run[r].reason, ZT_REASON_COMM_INIT_TIMEOUT);
+        }
+        cr_assert_eq(B.attempt[r].counted, g >= 6, "generation %u", g);
+        cr_assert_eq(strstr(B.run[r].detail, "times in a row: counted against") != NULL, g >= 6, "%s", B.run[r].detail);
+        bench_exit_all(r, 0, 9);
+        if (g == 7) { /* how many there were is on disk */
+            bench_reopen();
+            for (int w = 0; w < B.n_workers; w++) bench_register(w);
+        }
+        bench_wait(61.4);
+    }
+    cr_assert_eq(bench_state(r), ZT_RUN_FAILED);
+    cr_assert_eq(B.run[r].reason, ZT_REASON_COMM_INIT_TIMEOUT);
+    cr_assert(strstr(B.run[r].detail, "gave up after 3 counted restarts"), "%s", B.run[r].detail);
+    cr_assert(strstr(B.run[r].detail, "did not meet 6 times in a row"), "%s", B.run[r].detail);
+}
 Test(faults, queue_timeout) {
     struct zt_run_config c = bench_config(4);
     c.queue = 10;

@@ -203,6 +203,7 @@ Test(query, one_run_in_full) {
     cr_assert_eq(d->n_attempts, 1);
     cr_expect_str_eq(d->attempts[0]->reason, "WORKER_LOST");
     cr_expect_eq(d->attempts[0]->detect_seconds, 3.5);
+    cr_expect(d->attempts[0]->has_failed_step && d->attempts[0]->failed_step == 4, "the cause's, not the consequence's");
     cr_expect_eq(d->attempts[0]->has_stop_seconds, 0, "not measured is absent");
     cr_assert_eq(d->attempts[0]->n_consequences, 1, "the cause is no consequence of itself");
     cr_expect(strstr(d->attempts[0]->consequences[0], "PEER_LOST rank 0") != NULL);
@@ -292,6 +293,71 @@ static void joined(const Zt__Logs *l, char *out, size_t n)
     out[0] = 0;
     for (size_t i = 0; i < l->n_pieces; i++)
         snprintf(out + strlen(out), n - strlen(out), "%.*s", (int)l->pieces[i]->data.len, (const char *)l->pieces[i]->data.data);
+}
+
+/* 1,024 ranks with long reports: one step of them is more than a frame. */
+Test(query, steps_of_many_ranks_are_cut_into_pages) {
+    enum { WORLD = 1024, PAIRS = 12 };
+    static struct a_report a;
+    static Zt__ExposedBy by[PAIRS], *list[PAIRS];
+    static char names[PAIRS][40];
+    Zt__WindowPeak init = ZT__WINDOW_PEAK__INIT;
+    struct zt_batch *batch = zt_batch_new();
+    add_generation(batch, RUN1, 2, WORLD);
+    cr_assert_eq(bench_commit(&b, batch), 0);
+    batch = zt_batch_new();
+    for (int64_t step = 1; step <= 2; step++)
+        for (uint32_t rank = 0; rank < WORLD; rank++) {
+            Zt__StepReport *r = report(&a, rank, step, 2);
+            for (int i = 0; i < PAIRS; i++) {
+                zt__exposed_by__init(&by[i]);
+                snprintf(names[i], sizeof names[i], "a_group_with_quite_a_long_name_%d", i);
+                by[i].group = by[i].kind = names[i];
+                list[i] = &by[i];
+            }
+            r->exposed_by = list;
+            r->n_exposed_by = PAIRS;
+            init.phase_of_peak = (char *)"init";
+            init.at_peak = r->at_peak;
+            r->init_peak = &init;
+            zt_batch_steps(batch, RUN1, &r, 1);
+        }
+    cr_assert_eq(bench_commit(&b, batch), 0);
+    cr_assert_gt(number_of(db, "SELECT sum(length(report)) FROM step_rank WHERE step = 1"), 1 << 20, "more than a frame");
+    Zt__GetMetrics get = ZT__GET_METRICS__INIT;
+    get.run = (char *)"llama";
+    get.has_ranks = get.ranks = get.has_after_step = get.has_after_rank = 1;
+    get.after_rank = UINT32_MAX;
+    int64_t seen = 0;
+    int pages = 0;
+    for (bool more = true; more; pages++) {
+        Zt__Envelope *r = ask(ZT__ENVELOPE__BODY_GET_METRICS, &get, 0);
+        const Zt__Metrics *m = r->metrics;
+        cr_assert_gt(m->n_ranks, 0);
+        for (size_t i = 0; i < m->n_ranks; i++, seen++)
+            cr_assert(m->ranks[i]->step == 1 + seen / WORLD && m->ranks[i]->rank == seen % WORLD);
+        get.after_step = m->ranks[m->n_ranks - 1]->step;
+        get.after_rank = m->ranks[m->n_ranks - 1]->rank;
+        more = m->more;
+        zt_query_free(r);
+    }
+    cr_expect_eq(seen, 2 * WORLD);
+    cr_expect_gt(pages, 4);
+    Zt__GetMemory memory = ZT__GET_MEMORY__INIT;
+    memory.run = (char *)"llama";
+    memory.has_from_rank = 1;
+    seen = pages = 0;
+    for (bool more = true; more; pages++) {
+        Zt__Envelope *r = ask(ZT__ENVELOPE__BODY_GET_MEMORY, &memory, 0);
+        const Zt__Memory *m = r->memory;
+        cr_assert_gt(m->n_rows, 0);
+        for (size_t i = 0; i < m->n_rows; i++, seen++)
+            cr_assert(m->rows[i]->rank == seen / 3, "init, first_step and steady of each rank");
+        memory.from_rank = m->rows[m->n_rows - 1]->rank + 1;
+        more = m->more;
+        zt_query_free(r);
+    }
+    cr_expect_eq(seen, 3 * WORLD);
 }
 
 Test(query, logs_forward_and_tail) {

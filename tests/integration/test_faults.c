@@ -215,6 +215,10 @@ Test(faults, stopped_trainer_is_a_hang) {
         json_t *s = zctl_json(&t.c, "status %s", name), *a = json_array_get(json_object_get(s, "attempts"), 0);
         cr_expect_str_eq(json_string_value(json_object_get(a, "reason")), "HANG");
         cr_expect_eq(json_integer_value(json_object_get(a, "rank")), victim);
+        /* another rank may have finished the step in which this one stood still */
+        json_int_t failed = json_integer_value(json_object_get(a, "failed_step"));
+        json_int_t last = json_integer_value(json_object_get(a, "last_step"));
+        cr_expect(failed == last || failed == last + 1, "failed in %lld, last finished %lld", (long long)failed, (long long)last);
         json_decref(s);
     }
     cluster_stop(&t.c);
