@@ -243,26 +243,32 @@ int zt_cpu_fill(struct zt_ops_ctx *x, enum zt_dtype t, void *v, float value, int
 }
 
 struct normal {
-    const struct zt_vec_of *of;
+    const struct zt_vec *vec;
     enum zt_dtype t;
     void *v;
     uint64_t seed, first;
-    uint32_t tensor;
+    uint32_t tensor, stream;
     double std;
 };
 
 /* A 16-bit element is its fp32 value, rounded: what a cast of the fp32 tensor gives. */
 static void normal_range(void *arg, int64_t first, int64_t count, int thread) {
     const struct normal *r = arg;
+    uint32_t word[4][ZT_VEC_RANDOM];
+    uint16_t doubtful[ZT_VEC_RANDOM];
     (void)thread;
     for (int64_t i = first; i < first + count; i += ZT_VEC_RANDOM) {
         const int64_t left = first + count - i, n = left < ZT_VEC_RANDOM ? left : ZT_VEC_RANDOM;
         float wide[ZT_VEC_RANDOM];
-        for (int64_t k = 0; k < n; k++) {
-            const uint64_t index = r->first + (uint64_t)(i + k);
-            wide[k] = (float)(zt_rng_normal(r->seed, ZT_RNG_INIT, 0, r->tensor, index) * r->std);
+        const uint64_t from = r->first + (uint64_t)i;
+        r->vec->random(word, r->seed, 0, r->stream, from, (size_t)n);
+        size_t left_out = r->vec->normal(wide, (const uint32_t(*)[ZT_VEC_RANDOM])word, (size_t)n,
+                                         r->std, doubtful);
+        while (left_out-- > 0) {
+            const size_t k = doubtful[left_out];
+            wide[k] = (float)(zt_rng_normal(r->seed, ZT_RNG_INIT, 0, r->tensor, from + k) * r->std);
         }
-        r->of->narrow(zt_cpu_at(r->v, i, r->t), wide, (size_t)n);
+        r->vec->of[r->t].narrow(zt_cpu_at(r->v, i, r->t), wide, (size_t)n);
     }
 }
 
@@ -271,7 +277,8 @@ int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t 
                        struct zt_error *err) {
     int rc = zt_cpu_need_float("fill_normal", t, err);
     if (rc != ZT_OK) return rc;
-    struct normal r = {&x->vec->of[t], t, v, seed, first, tensor, std};
-    zt_cpu_range(x, n, 4096, normal_range, &r);
-    return ZT_OK;
+    struct normal r = {x->vec, t, v, seed, first, tensor, 0, std};
+    rc = zt_cpu_stream("fill_normal", ZT_RNG_INIT, tensor, &r.stream, err);
+    if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN_MATH, normal_range, &r);
+    return rc;
 }

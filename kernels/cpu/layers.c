@@ -132,8 +132,9 @@ int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
     return ZT_OK;
 }
 
-#define SLICE 64 /* columns of a unit of the embedding's gradient: no two units share an element   \
-                  */
+#define SLICE                                                                                      \
+    64 /* columns of a unit of the embedding's gradient: no two units share an element             \
+        */
 
 /* dst[count] += row r's slice, in fp32. */
 static void add_slice(const struct embedding *j, float *dst, int64_t r, int64_t first,

@@ -5,8 +5,9 @@
 #include <math.h>
 
 #define GRAIN 16384
-#define PIECE ZT_VEC_RANDOM /* elements that are stepped at a time: wide copies stay in the cache  \
-                             */
+#define PIECE                                                                                      \
+    ZT_VEC_RANDOM /* elements that are stepped at a time: wide copies stay in the cache            \
+                   */
 
 struct adamw {
     const struct zt_vec *vec;

@@ -84,6 +84,12 @@ struct zt_vec {
      * `stream` is the counter's last word, purpose << 24 | tensor. All of out may be written. */
     void (*random)(uint32_t (*out)[ZT_VEC_RANDOM], uint64_t seed, uint32_t step, uint32_t stream,
                    uint64_t first, size_t n);
+    /* out[i] = (float)(z std), z the standard normal of words 0 and 1 as zt_rng_normal has it, by
+     * vector code that is off by less than 2^-48 of z. Where that could show in the float, i is put
+     * into `doubtful` (their number is returned) and zt_rng_normal must tell. n <= ZT_VEC_RANDOM.
+     */
+    size_t (*normal)(float *out, const uint32_t (*words)[ZT_VEC_RANDOM], size_t n, double std,
+                     uint16_t *doubtful);
     /* bf16 of in, the low half of each noise word added below the cut */
     void (*round_noisy)(uint16_t *out, const float *in, const uint32_t *noise, size_t n);
     /* One block of `width` (16, 32, 48, 64) columns of the packed weights that oneDNN's brgemm

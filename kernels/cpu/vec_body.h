@@ -163,34 +163,153 @@ static void vec_pack_bf16(uint16_t *out, const uint16_t *w, int64_t k_stride, in
 
 /* ---- Philox4x32-10 (core/rng.h) in 16 lanes, and what is drawn with it ---- */
 
+/* Ten rounds on 64-bit lanes, `chains` counters at a time. Only the low halves of lanes count: a
+ * product takes no notice of the high ones, so what xor leaves there never needs to be cleared. */
+INLINE void philox(i16v (*c)[4], const int chains, uint64_t seed) {
+    const i16v m0 = i_set1((int32_t)0xD2511F53u), m1 = i_set1((int32_t)0xCD9E8D57u);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+#pragma GCC unroll 4
+        for (int h = 0; h < chains; h++) {
+            const i16v p0 = i_mul_even(c[h][0], m0), p1 = i_mul_even(c[h][2], m1);
+            c[h][0] = i_xor3(i_odd(p1), c[h][1], i_set1((int32_t)k0));
+            c[h][2] = i_xor3(i_odd(p0), c[h][3], i_set1((int32_t)k1));
+            c[h][1] = p1;
+            c[h][3] = p0;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+/* The counters of 16 elements from `index`, even and odd ones apart. */
+INLINE void counters(i16v even[4], i16v odd[4], uint64_t index, uint32_t step, uint32_t stream) {
+    static const uint32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i16v sign = i_set1(INT32_MIN); /* unsigned comparison by a signed one */
+    const i16v from = i_set1((int32_t)(uint32_t)index), low = i_add(from, i_load(lanes));
+    const uint32_t high = (uint32_t)(index >> 32);
+    const m16 carry = i_gt(i_xor(from, sign), i_xor(low, sign));
+    even[0] = low;
+    even[1] = i_select(carry, i_set1((int32_t)(high + 1)), i_set1((int32_t)high));
+    odd[0] = i_odd(even[0]);
+    odd[1] = i_odd(even[1]);
+    even[2] = odd[2] = i_set1((int32_t)step);
+    even[3] = odd[3] = i_set1((int32_t)stream);
+}
+
+/* As many chains at once as the registers hold: enough to hide a product's latency. */
+#define RANDOM_GROUPS (PARTS == 1 ? 2 : 1) /* of 16 elements */
 static void vec_random(uint32_t (*out)[ZT_VEC_RANDOM], uint64_t seed, uint32_t step,
                        uint32_t stream, uint64_t first, size_t n) {
-    for (size_t i = 0; i < n; i += 16) {
-        uint32_t low[16], high[16];
-        for (uint32_t l = 0; l < 16; l++) {
-            const uint64_t index = first + i + l;
-            low[l] = (uint32_t)index;
-            high[l] = (uint32_t)(index >> 32);
+    for (size_t i = 0; i < n; i += 16 * RANDOM_GROUPS) {
+        i16v c[2 * RANDOM_GROUPS][4];
+        for (size_t g = 0; g < RANDOM_GROUPS; g++)
+            counters(c[2 * g], c[2 * g + 1], first + i + 16 * g, step, stream);
+        if (PARTS == 1) {
+            philox(c, 4, seed);
+        } else {
+            philox(c, 1, seed);
+            philox(c + 1, 1, seed);
         }
-        i16v c0 = i_load(low), c1 = i_load(high), c2 = i_set1((int32_t)step);
-        i16v c3 = i_set1((int32_t)stream);
-        const i16v m0 = i_set1((int32_t)0xD2511F53u), m1 = i_set1((int32_t)0xCD9E8D57u);
-        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-        for (int round = 0; round < 10; round++) {
-            const i16v h0 = i_mul_high(c0, m0), l0 = i_mul_low(c0, m0);
-            const i16v h1 = i_mul_high(c2, m1), l1 = i_mul_low(c2, m1);
-            c0 = i_xor(i_xor(h1, c1), i_set1((int32_t)k0));
-            c2 = i_xor(i_xor(h0, c3), i_set1((int32_t)k1));
-            c1 = l1;
-            c3 = l0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        i_store(out[0] + i, c0);
-        i_store(out[1] + i, c1);
-        i_store(out[2] + i, c2);
-        i_store(out[3] + i, c3);
+        for (size_t g = 0; g < RANDOM_GROUPS; g++)
+            for (int w = 0; w < 4; w++)
+                i_store(out[w] + i + 16 * g, i_join(c[2 * g][w], c[2 * g + 1][w]));
     }
+}
+
+/* ---- normal numbers in double, the same IEEE operations on every set ---- */
+
+INLINE vd vd_select(vi mask, vd yes, vd no) {
+    const vi y = vi_and(mask, vd_bits(yes));
+    return vi_doubles(vi_or(y, vi_xor(vd_bits(no), vi_and(mask, vd_bits(no)))));
+}
+
+/* a[0] + a[1] x + ... */
+INLINE vd vd_polynomial(vd x, const double *a, const int n) {
+    vd y = vd_set1(a[n - 1]);
+#pragma GCC unroll 16
+    for (int i = n - 2; i >= 0; i--) y = y * x + vd_set1(a[i]);
+    return y;
+}
+
+/* ln x for normal x in (0, 1): x = 2^e m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh(f / (2 +
+ * f)), f = m - 1 (exact). The series is cut where the next term is below 2^-57 of the sum. With e
+ * != 0 the result is at least ln(2) / 2, so nothing cancels; e ln2's high part is exact. At most 3
+ * ulp. */
+INLINE vd vd_log(vd x) {
+    static const double odd[] = {1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
+                                 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21, 1.0 / 23};
+    const vi bits = vd_bits(x), two52 = vd_bits(vd_set1(0x1p52));
+    vd e = vi_doubles(vi_or(vl_shr(bits, 52), two52)) - vd_set1(0x1p52 + 1022.0);
+    vd m = vi_doubles(vi_or(vi_and(bits, vl_set1(0x000fffffffffffffu)), vd_bits(vd_set1(0.5))));
+    const vi small = vd_lt(m, vd_set1(0.70710678118654752));
+    m = vd_select(small, m + m, m);
+    e = e - vi_doubles(vi_and(small, vd_bits(vd_set1(1.0))));
+    const vd f = m - vd_set1(1.0), s = f / (vd_set1(2.0) + f);
+    const vd lnm = (s + s) * vd_polynomial(s * s, odd, 12);
+    return e * vd_set1(0x1.62e42fefap-1) + (lnm + e * vd_set1(0x1.cf79abc9e3b3ap-40));
+}
+
+/* cos x for x in [0, 2 pi]: x = k pi/2 + r, pi/2 in three parts of which k times the first two are
+ * exact, so r keeps its relative accuracy where cos is small. Taylor series on [-pi/4, pi/4], cut
+ * below 2^-57. At most 3 ulp. */
+INLINE vd vd_cos(vd x) {
+    static const double even[] = {1.0,
+                                  -1.0 / 2,
+                                  1.0 / 24,
+                                  -1.0 / 720,
+                                  1.0 / 40320,
+                                  -1.0 / 3628800,
+                                  1.0 / 479001600,
+                                  -1.0 / 87178291200.0,
+                                  1.0 / 20922789888000.0,
+                                  -1.0 / 6402373705728000.0};
+    static const double odd[] = {1.0,
+                                 -1.0 / 6,
+                                 1.0 / 120,
+                                 -1.0 / 5040,
+                                 1.0 / 362880,
+                                 -1.0 / 39916800,
+                                 1.0 / 6227020800.0,
+                                 -1.0 / 1307674368000.0,
+                                 1.0 / 355687428096000.0,
+                                 -1.0 / 121645100408832000.0};
+    const vd magic = vd_set1(0x1.8p52), t = x * vd_set1(0.63661977236758134) + magic;
+    const vd k = t - magic;
+    vd r = x - k * vd_set1(0x1.921fb544p0);
+    r = r - k * vd_set1(0x1.0b4611a6p-34);
+    r = r - k * vd_set1(0x1.3198a2e037073p-69);
+    const vd rr = r * r, c = vd_polynomial(rr, even, 10), s = r * vd_polynomial(rr, odd, 10);
+    const vi n = vd_bits(t), one = vl_set1(1); /* its low bits are k */
+    const vi is_odd = vl_sub(vl_set1(0), vi_and(n, one));
+    const vi sign = vl_shl(vi_and(vl_add(n, one), vl_set1(2)), 62);
+    return vi_doubles(vi_xor(vd_bits(vd_select(is_odd, s, c)), sign));
+}
+
+static size_t vec_normal(float *out, const uint32_t (*words)[ZT_VEC_RANDOM], size_t n, double std,
+                         uint16_t *doubtful) {
+    const size_t step = 8 / PARTS;
+    float low[ZT_VEC_RANDOM], high[ZT_VEC_RANDOM];
+    uint32_t w[2][ZT_VEC_RANDOM] = {{0}};
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) { /* as signed numbers, which every set converts */
+        w[0][i] = words[0][i] ^ 0x80000000u;
+        w[1][i] = words[1][i] ^ 0x80000000u;
+    }
+    for (size_t i = 0; i < n; i += step) {
+        const vd u1 = (vd_of_i32(w[0] + i) + vd_set1(0x1p31 + 0.5)) * vd_set1(0x1p-32);
+        const vd u2 = (vd_of_i32(w[1] + i) + vd_set1(0x1p31)) * vd_set1(0x1p-32);
+        const vd angle = vd_set1(2.0 * 3.14159265358979323846) * u2;
+        const vd z = vd_sqrt(vd_set1(-2.0) * vd_log(u1)) * vd_cos(angle);
+        const vd y = z * vd_set1(std);
+        vd_store_f32(low + i, y * vd_set1(1.0 - 0x1p-48));
+        vd_store_f32(high + i, y * vd_set1(1.0 + 0x1p-48));
+    }
+    for (size_t i = 0; i < n; i++) {
+        out[i] = low[i];
+        if (memcmp(&low[i], &high[i], sizeof low[i]) != 0) doubtful[count++] = (uint16_t)i;
+    }
+    return count;
 }
 
 static void vec_round_noisy(uint16_t *out, const float *in, const uint32_t *noise, size_t n) {
@@ -248,6 +367,7 @@ const struct zt_vec ZT_VEC_TABLE = {
     .log = vec_log,
     .adamw = vec_adamw,
     .random = vec_random,
+    .normal = vec_normal,
     .round_noisy = vec_round_noisy,
     .pack_f32 = vec_pack_f32,
     .pack_bf16 = vec_pack_bf16,

@@ -19,6 +19,8 @@ typedef __m512i vi;
 typedef __mmask16 vm;
 #define F(name) _mm512_##name##_ps
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi vl_add(vi a, vi b) { return _mm512_add_epi64(a, b); }
+INLINE vi vl_sub(vi a, vi b) { return _mm512_sub_epi64(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
@@ -34,15 +36,27 @@ INLINE vm vf_lt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vm vi_gt(vi a, vi b) { return _mm512_cmpgt_epi32_mask(a, b); }
+INLINE vm vf_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 INLINE vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+INLINE vi vi_xor3(vi a, vi b, vi c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
 INLINE vi vi_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 INLINE void vi_store(uint32_t *p, vi a) { _mm512_storeu_si512(p, a); }
-/* the two halves of the 64-bit products of 32-bit lanes */
-INLINE vi vi_mul_low(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
-INLINE vi vi_mul_high(vi a, vi b) {
-    return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(_mm512_mul_epu32(a, b), 32),
-                                   _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b));
+typedef __m512d vd; /* doubles: + - * / are the compiler's own */
+INLINE vd vd_set1(double x) { return _mm512_set1_pd(x); }
+INLINE vd vd_sqrt(vd a) { return _mm512_sqrt_pd(a); }
+INLINE vi vd_bits(vd a) { return _mm512_castpd_si512(a); }
+INLINE vd vi_doubles(vi a) { return _mm512_castsi512_pd(a); }
+INLINE vi vd_lt(vd a, vd b) { /* all ones or zeros */
+    return _mm512_movm_epi64(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ));
 }
+INLINE vd vd_of_i32(const uint32_t *p) {
+    return _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i *)p));
+}
+INLINE void vd_store_f32(float *p, vd a) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(a)); }
+INLINE vi vl_mul(vi a, vi b) { return _mm512_mul_epu32(a, b); }
+#define vl_shl(a, n) _mm512_slli_epi64(a, n)
+#define vl_shr(a, n) _mm512_srli_epi64(a, n)
+INLINE vi vl_set1(uint64_t x) { return _mm512_set1_epi64((int64_t)x); }
 #elif defined(ZT_VEC_AVX2)
 #define PARTS 2
 typedef __m256 vf;
@@ -50,6 +64,8 @@ typedef __m256i vi;
 typedef __m256 vm;
 #define F(name) _mm256_##name##_ps
 INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi vl_add(vi a, vi b) { return _mm256_add_epi64(a, b); }
+INLINE vi vl_sub(vi a, vi b) { return _mm256_sub_epi64(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
@@ -65,14 +81,25 @@ INLINE vm vf_lt(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 INLINE vf vf_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vm vi_gt(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)); }
+INLINE vm vf_nan(vf a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 INLINE vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+INLINE vi vi_xor3(vi a, vi b, vi c) { return vi_xor(vi_xor(a, b), c); }
 INLINE vi vi_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE void vi_store(uint32_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
-INLINE vi vi_mul_low(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
-INLINE vi vi_mul_high(vi a, vi b) {
-    return _mm256_blend_epi32(_mm256_srli_epi64(_mm256_mul_epu32(a, b), 32),
-                              _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), 0xaa);
+typedef __m256d vd;
+INLINE vd vd_set1(double x) { return _mm256_set1_pd(x); }
+INLINE vd vd_sqrt(vd a) { return _mm256_sqrt_pd(a); }
+INLINE vi vd_bits(vd a) { return _mm256_castpd_si256(a); }
+INLINE vd vi_doubles(vi a) { return _mm256_castsi256_pd(a); }
+INLINE vi vd_lt(vd a, vd b) { return _mm256_castpd_si256(_mm256_cmp_pd(a, b, _CMP_LT_OQ)); }
+INLINE vd vd_of_i32(const uint32_t *p) {
+    return _mm256_cvtepi32_pd(_mm_loadu_si128((const __m128i *)p));
 }
+INLINE void vd_store_f32(float *p, vd a) { _mm_storeu_ps(p, _mm256_cvtpd_ps(a)); }
+INLINE vi vl_mul(vi a, vi b) { return _mm256_mul_epu32(a, b); }
+#define vl_shl(a, n) _mm256_slli_epi64(a, n)
+#define vl_shr(a, n) _mm256_srli_epi64(a, n)
+INLINE vi vl_set1(uint64_t x) { return _mm256_set1_epi64x((int64_t)x); }
 #else
 #define PARTS 4
 typedef __m128 vf;
@@ -80,6 +107,8 @@ typedef __m128i vi;
 typedef __m128 vm;
 #define F(name) _mm_##name##_ps
 INLINE vi vi_add(vi a, vi b) { return _mm_add_epi32(a, b); }
+INLINE vi vl_add(vi a, vi b) { return _mm_add_epi64(a, b); }
+INLINE vi vl_sub(vi a, vi b) { return _mm_sub_epi64(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm_sub_epi32(a, b); }
 INLINE vi vi_and(vi a, vi b) { return _mm_and_si128(a, b); }
 INLINE vi vi_or(vi a, vi b) { return _mm_or_si128(a, b); }
@@ -97,19 +126,27 @@ INLINE vf vf_select(vm m, vf yes, vf no) {
 }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
 INLINE vm vi_gt(vi a, vi b) { return _mm_castsi128_ps(_mm_cmpgt_epi32(a, b)); }
+INLINE vm vf_nan(vf a) { return _mm_cmpunord_ps(a, a); }
 INLINE vi vi_xor(vi a, vi b) { return _mm_xor_si128(a, b); }
+INLINE vi vi_xor3(vi a, vi b, vi c) { return vi_xor(vi_xor(a, b), c); }
 INLINE vi vi_load(const uint32_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 INLINE void vi_store(uint32_t *p, vi a) { _mm_storeu_si128((__m128i *)p, a); }
-INLINE vi vi_mul_low(vi a, vi b) {
-    const vi low = _mm_set_epi32(0, -1, 0, -1);
-    return _mm_or_si128(_mm_and_si128(_mm_mul_epu32(a, b), low),
-                        _mm_slli_epi64(_mm_mul_epu32(_mm_srli_epi64(a, 32), b), 32));
+typedef __m128d vd;
+INLINE vd vd_set1(double x) { return _mm_set1_pd(x); }
+INLINE vd vd_sqrt(vd a) { return _mm_sqrt_pd(a); }
+INLINE vi vd_bits(vd a) { return _mm_castpd_si128(a); }
+INLINE vd vi_doubles(vi a) { return _mm_castsi128_pd(a); }
+INLINE vi vd_lt(vd a, vd b) { return _mm_castpd_si128(_mm_cmplt_pd(a, b)); }
+INLINE vd vd_of_i32(const uint32_t *p) {
+    return _mm_cvtepi32_pd(_mm_loadl_epi64((const __m128i *)p));
 }
-INLINE vi vi_mul_high(vi a, vi b) {
-    const vi high = _mm_set_epi32(-1, 0, -1, 0);
-    return _mm_or_si128(_mm_srli_epi64(_mm_mul_epu32(a, b), 32),
-                        _mm_and_si128(_mm_mul_epu32(_mm_srli_epi64(a, 32), b), high));
+INLINE void vd_store_f32(float *p, vd a) {
+    _mm_storel_epi64((__m128i *)p, _mm_castps_si128(_mm_cvtpd_ps(a)));
 }
+INLINE vi vl_mul(vi a, vi b) { return _mm_mul_epu32(a, b); }
+#define vl_shl(a, n) _mm_slli_epi64(a, n)
+#define vl_shr(a, n) _mm_srli_epi64(a, n)
+INLINE vi vl_set1(uint64_t x) { return _mm_set1_epi64x((int64_t)x); }
 #endif
 
 #define LANES (16 / PARTS)
@@ -157,6 +194,7 @@ INLINE v16 v_max(v16 a, v16 b) { return MAP2(v16, F(max), a, b); }
 INLINE v16 v_min(v16 a, v16 b) { return MAP2(v16, F(min), a, b); }
 INLINE v16 v_fma(v16 a, v16 b, v16 c) { return MAP3(v16, vf_fma, a, b, c); }
 INLINE m16 v_lt(v16 a, v16 b) { return MAP2(m16, vf_lt, a, b); }
+INLINE m16 v_nan(v16 a) { return MAP1(m16, vf_nan, a); }
 INLINE v16 v_select(m16 m, v16 yes, v16 no) { return MAP3(v16, vf_select, m, yes, no); }
 INLINE i16v v_bits(v16 a) { return MAP1(i16v, vi_of_bits, a); }
 INLINE v16 i_bits(i16v a) { return MAP1(v16, vf_of_bits, a); }
@@ -168,9 +206,14 @@ INLINE i16v i_sub(i16v a, i16v b) { return MAP2(i16v, vi_sub, a, b); }
 INLINE i16v i_and(i16v a, i16v b) { return MAP2(i16v, vi_and, a, b); }
 INLINE i16v i_or(i16v a, i16v b) { return MAP2(i16v, vi_or, a, b); }
 INLINE i16v i_xor(i16v a, i16v b) { return MAP2(i16v, vi_xor, a, b); }
-INLINE i16v i_mul_low(i16v a, i16v b) { return MAP2(i16v, vi_mul_low, a, b); }
-/* b must hold one value in all lanes */
-INLINE i16v i_mul_high(i16v a, i16v b) { return MAP2(i16v, vi_mul_high, a, b); }
+INLINE i16v i_xor3(i16v a, i16v b, i16v c) { return MAP3(i16v, vi_xor3, a, b, c); }
+/* 64-bit lanes: the product of the low (even) halves; the odd halves moved into the low place; and
+ * the low halves of two such vectors side by side again. */
+#define ODD(a) vl_shr(a, 32)
+#define JOIN(e, o) vi_or(vi_and(e, vl_set1(0xffffffffu)), vl_shl(o, 32))
+INLINE i16v i_mul_even(i16v a, i16v b) { return MAP2(i16v, vl_mul, a, b); }
+INLINE i16v i_odd(i16v a) { return MAP1(i16v, ODD, a); }
+INLINE i16v i_join(i16v even, i16v odd) { return MAP2(i16v, JOIN, even, odd); }
 INLINE m16 i_gt(i16v a, i16v b) { return MAP2(m16, vi_gt, a, b); } /* signed */
 INLINE i16v i_load(const uint32_t *p) {
     return EACH(i16v, vi_load(p), vi_load(p + LANES), vi_load(p + 2 * LANES),
@@ -246,16 +289,15 @@ INLINE i16v bf16_narrow(v16 a) {
     const i16v u = v_bits(a), high = i_shr16(u);
     const i16v odd = i_and(high, i_set1(1));
     const i16v near = i_shr16(i_add(u, i_add(odd, i_set1(0x7fff))));
-    const m16 nan = i_gt(i_and(u, i_set1(0x7fffffff)), i_set1(0x7f800000));
-    return i_select(nan, i_or(high, i_set1(0x40)), near);
+    return i_select(v_nan(a), i_or(high, i_set1(0x40)), near);
 }
 
 /* `noise` in [0, 65536) is added below the cut; NaN and infinity stay. */
 INLINE i16v bf16_narrow_noisy(v16 a, i16v noise) {
     const i16v u = v_bits(a), mag = i_and(u, i_set1(0x7fffffff));
     const i16v high = i_shr16(u);
-    const m16 nan = i_gt(mag, i_set1(0x7f800000)), special = i_gt(mag, i_set1(0x7f7fffff));
-    const i16v kept = i_select(nan, i_or(high, i_set1(0x40)), high);
+    const m16 special = i_gt(mag, i_set1(0x7f7fffff));
+    const i16v kept = i_select(v_nan(a), i_or(high, i_set1(0x40)), high);
     return i_select(special, kept, i_shr16(i_add(u, noise)));
 }
 
@@ -283,7 +325,7 @@ INLINE i16v f16_narrow(v16 a) {
     const i16v nan = i_or(i_set1(0x7e00), i_and(i_shr13(mag), i_set1(0x3ff)));
     i16v h = i_select(i_gt(i_set1(0x38800000), mag), tiny, normal);
     h = i_select(i_gt(mag, i_set1(0x477fffff)), i_set1(0x7c00), h);
-    h = i_select(i_gt(mag, i_set1(0x7f800000)), nan, h);
+    h = i_select(v_nan(a), nan, h);
     return i_or(h, sign);
 }
 
