@@ -251,8 +251,9 @@ Test(precision_train, recipes_are_what_they_say) {
 /* ---- what is not finite ---- */
 
 #ifdef ZT_FAILPOINTS
-#define IN_STEP_3 8 /* three groups are reduced a step: block 1, then this one: block 0, the root  \
-                     */
+#define IN_STEP_3                                                                                  \
+    8 /* three groups are reduced a step: block 1, then this one: block 0, the root                \
+       */
 
 static void expect_skip(const char *recipe, const char *mode) {
     bool scaled = !strcmp(recipe, "fp16");
@@ -330,6 +331,20 @@ Test(precision_train, a_scale_of_one_is_the_end_of_excuses) {
         cr_assert_eq(k->n_events, 5, "told at 1, 2, 4, 8 and 16");
         munmap(j, sizeof *j);
     }
+}
+
+/* The other rule: the first overflow only uses up the hysteresis. */
+Test(precision_train, deepspeeds_scaler) {
+    struct train_job *j = start(1, "fp16, scaler: deepspeed", "fp16", "ddp", 20, "");
+    snprintf(j->fail, sizeof j->fail, "engine.infinity:error");
+    train_go(j, 0);
+    const struct train_rank *k = &j->rank[0];
+    for (int s = 1; s <= 17; s++)
+        cr_assert_eq(k->report[s].loss_scale, s == 1 ? 65536 : ldexp(65536, 2 - s), "step %d: %g",
+                     s, k->report[s].loss_scale);
+    cr_assert_eq(k->rc, ZT_ENAN, "%s", k->err.msg);
+    cr_assert_eq(k->result.steps, 17);
+    munmap(j, sizeof *j);
 }
 #endif
 
