@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/session_internal.h: what client.c and server.c share, and the seam of the fuzz target. Not for
+/* proto/session_internal.h: what client.c, server.c and peer.c share, and the seam of the fuzz target. Not for
  * other rooms. */
 #ifndef ZT_PROTO_SESSION_INTERNAL_H
 #define ZT_PROTO_SESSION_INTERNAL_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker/supervisor.h: inside of the supervisor, shared by supervisor.c (session, beats, what is wanted)
- * and job.c (one trainer of one generation and all that must still be told about it).
+/* worker/supervisor.h: inside of the supervisor, shared by supervisor.c (session, beats, what is wanted),
+ * job.c (one trainer of one generation) and tell.c (what must still be told about it).
  *
  *   coordinator <-- session --> supervisor <-- frames, pipes, mapping --> trainer child
  *
@@ -113,6 +113,14 @@ struct zw_supervisor {
 /* Monotonic milliseconds of this loop turn. */
 static inline uint64_t zw_now(const struct zw_supervisor *s) { return uv_now(&s->loop); }
 
+/* tell.c */
+/* What zt_client_request hands back; the job cannot go while one is out. */
+struct zw_ask { struct zw_job *job; uint64_t child_request; };
+struct zw_ask *zw_ask_new(struct zw_job *j); /* NULL: no memory */
+int zw_ask_send(struct zw_ask *a, Zt__Envelope *env, zt_reply_fn fn); /* frees a when it returns an error */
+void zw_job_event(struct zw_job *j, const Zt__ReportEvent *from);
+void zw_job_pump(struct zw_job *j); /* sends what is next */
+
 /* job.c */
 struct zw_job *zw_job_new(struct zw_supervisor *s, const char *run_id, uint32_t generation, uint32_t rank);
 /* Starts the trainer of an assignment; a failure becomes the job's verdict. */
@@ -120,7 +128,6 @@ void zw_job_start(struct zw_job *j, const Zt__Assignment *a);
 void zw_job_kill(struct zw_job *j);
 void zw_job_reaped(struct zw_job *j, int status);
 void zw_job_tick(struct zw_job *j);
-void zw_job_pump(struct zw_job *j); /* sends what is next */
 bool zw_job_told(const struct zw_job *j);  /* ChildExited is acknowledged */
 bool zw_job_holds_child(const struct zw_job *j); /* a process that is not reaped */
 bool zw_job_free_if_done(struct zw_job *j); /* true: freed */
