@@ -19,7 +19,7 @@ for what in "$@"; do
     fuzz) try env ZT_FUZZ_RUNS=100000000 sh scripts/fuzz.sh "$dir/fuzz" ;;
     equiv) # shellcheck disable=SC2086 # no number: all
         try "$dir/tests/engine/test_equiv_plain" --product ${ZT_EQUIV_RUNS:-} ;;
-    precision) # every recipe, mode and number of ranks; ten million parameters
+    precision) # every recipe, mode, number of ranks and reduce type
         for t in test_precision test_precision_bytes; do
             try env ZT_TEST_FULL=1 "$dir/tests/engine/$t" -j1 --timeout 7200
         done ;;

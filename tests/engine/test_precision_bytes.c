@@ -122,15 +122,11 @@ Test(precision_bytes, options_equal_the_formulas, .timeout = 300) {
 
 /* ---- bytes per parameter ---- */
 
-/* Ten million parameters with ZT_TEST_FULL; one million draws its weights in a tenth of the time.
- */
 #define TEN_MILLION "layers: 6, heads: 6, dim: 372, vocab_size: 67"
-#define ONE_MILLION "layers: 6, heads: 6, dim: 120, vocab_size: 67"
 
 struct big_job {
     struct ranks_shared shared;
     enum zt_mode mode;
-    const char *model;
     int64_t parameters;
     int64_t bytes[RANKS_MAX], padded;
 };
@@ -147,7 +143,7 @@ static int big_rank(int rank, int world, void *arg) {
     struct bench_options o = {.row = bench_mode(j->mode),
                               .shard = j->mode == ZT_DDP ? 1 : world,
                               .capacity = (size_t)400 << 20,
-                              .model = j->model,
+                              .model = TEN_MILLION,
                               .tune = big_tune};
     struct zt_error e = {0};
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
@@ -169,13 +165,11 @@ static int big_rank(int rank, int world, void *arg) {
  * but for the 512 bytes that each unit's five buffers end on. */
 Test(precision_bytes, sixteen_to_two_per_parameter, .timeout = 300) {
     static const double each[ZT_MODE_COUNT] = {16, 5.5, 3.75, 2, 2};
-    bool full = getenv("ZT_TEST_FULL") != NULL;
     for (int m = 0; m < ZT_FSDP; m++) {
         struct big_job *j = ranks_map(sizeof *j);
         j->mode = (enum zt_mode)m;
-        j->model = full ? TEN_MILLION : ONE_MILLION;
         cr_assert_eq(ranks_run(8, 200, big_rank, j, NULL), 0, "%s", zt_mode_name(j->mode));
-        cr_assert_gt(j->parameters, full ? 10000000 : 1000000);
+        cr_assert_gt(j->parameters, 10000000);
         for (int r = 0; r < 8; r++) {
             double more = (double)j->bytes[r] - each[m] * (double)j->padded;
             cr_assert(more >= 0 && more < 7 * 5 * 512, "%s rank %d: %g bytes more",
@@ -183,7 +177,7 @@ Test(precision_bytes, sixteen_to_two_per_parameter, .timeout = 300) {
         }
         double measured = (double)j->bytes[0] / (double)j->parameters;
         cr_log_info("%s: %.4f bytes per parameter", zt_mode_name(j->mode), measured);
-        cr_assert_float_eq(measured, each[m], (full ? 1e-3 : 1e-2) * each[m]);
+        cr_assert_float_eq(measured, each[m], 1e-3 * each[m]);
         munmap(j, sizeof *j);
     }
 }
