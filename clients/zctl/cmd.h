@@ -12,6 +12,7 @@
 int zt_cmd_run(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
+int zt_cmd_convert(const struct zt_options *o);
 int zt_cmd_explain(const struct zt_options *o);
 int zt_cmd_dtypes(const struct zt_options *o);
 int zt_cmd_status(const struct zt_options *o);
@@ -50,6 +51,9 @@ struct zt_run_file {
     int n_set;
     struct zt_spec spec;           /* parsed, not resolved */
 };
+/* The bytes of a file ("-": standard input), malloc'ed; a little more than `most` when there are more, so that
+ * whoever reads them sees it. */
+int zt_read_text(const char *path, size_t most, char **text, size_t *bytes, struct zt_error *err);
 /* Reads, parses and checks; relative data paths become absolute overrides. */
 int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
 void zt_run_file_free(struct zt_run_file *f);

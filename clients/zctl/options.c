@@ -20,6 +20,11 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                          "Check a run file without a coordinator; problems are shown as "
                          "FILE:LINE:COLUMN: KEY: REASON.",
                          "zctl validate run.yaml --workers 8"},
+    [ZT_CMD_CONVERT] = {"convert", "FILE", true,
+                        "Turn a DeepSpeed configuration into a run file and say of every key what became of it. "
+                        "Nothing is written when a key asks for what this version does not do; what the file does "
+                        "not say is marked FILL_IN.",
+                        "zctl convert ds_config.json --workers 4 -o run.yaml"},
     [ZT_CMD_EXPLAIN] = {"explain", "MODE|RUN", true,
                         "What a sharding mode holds, sends and when (ddp, zero1, zero2, zero3, fsdp, hsdp, the "
                         "names of other programs; modes: all of them side by side). With a RUN: the collectives "
@@ -66,7 +71,7 @@ enum {
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN), OPT_WORKERS,
      "Number of workers; the degrees left out fill them."},
     {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
      "Override a key of the run file; may be given again."},
@@ -100,7 +105,7 @@ static const struct zt_option rows[] = {
     {"--state", 0, "DIR", EVERYWHERE, OPT_STATE,
      "Read a coordinator's state folder; no daemon is needed. With run: the folder to use."},
     {"--output", 'o', "FORMAT", EVERYWHERE, OPT_OUTPUT,
-     "table, json, jsonl (one object a line) or csv; else ZCTL_OUTPUT."},
+     "table, json, jsonl (one object a line) or csv; else ZCTL_OUTPUT. With convert also the new run file to write."},
     {"--color", 0, "WHEN", EVERYWHERE, OPT_COLOR, "auto, always or never; NO_COLOR is respected."},
     {"--timeout", 0, "S", EVERYWHERE, OPT_TIMEOUT, "Give up after S seconds (exit code 124)."},
     {"--help", 'h', NULL, EVERYWHERE, OPT_HELP, "Help on the command."},
@@ -191,8 +196,16 @@ static int word(const char *option, const char *value, const char *const *names,
 static int format(const char *option, const char *value, struct zt_options *o, struct zt_error *err) {
     static const char *const names[] = {"table", "json", "jsonl", "csv"};
     int v = 0, rc = word(option, value, names, 4, &v, err);
-    o->format = (enum zt_format)v;
+    if (rc == 0)
+        o->format = (enum zt_format)v;
     return rc;
+}
+
+/* A word is a format, anything else a file, which only convert writes (check_used). */
+static int output(const char *value, struct zt_options *o, struct zt_error *err) {
+    if (format("--output", value, o, err) != 0)
+        o->out_file = value;
+    return 0;
 }
 
 static int color(const char *value, struct zt_options *o, struct zt_error *err) {
@@ -260,7 +273,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_COORD: o->coord = v; return 0;
     case OPT_TOKEN: o->token_file = v; return 0;
     case OPT_STATE: o->state = v; return 0;
-    case OPT_OUTPUT: return format("--output", v, o, err);
+    case OPT_OUTPUT: return output(v, o, err);
     case OPT_COLOR: return color(v, o, err);
     case OPT_TIMEOUT: return seconds(r->name, v, 1e9, &o->timeout, err);
     case OPT_HELP: o->help = true; return 0;
@@ -357,7 +370,9 @@ static int parse_option(int argc, char *const *argv, int *i, struct zt_options *
     return store(r, value ? value : "", o, err);
 }
 
-static int check_used(const struct zt_options *o, uint32_t used, struct zt_error *err) {
+static int check_used(struct zt_options *o, uint32_t used, struct zt_error *err) {
+    if (o->out_file && o->command != ZT_CMD_CONVERT)
+        return format("--output", o->out_file, o, err); /* says which formats there are */
     for (int i = 0; i < N_ROWS; i++)
         if ((used & (1u << i)) && !(rows[i].commands & (1u << o->command))) {
             if (zt_option_common(&rows[i]))

@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 enum zt_command {
-    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
+    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
     ZT_CMD_WORKERS, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
@@ -35,6 +35,7 @@ struct zt_options {
     const char *name;
     int workers;                  /* 0 = not given */
     bool follow, show;
+    const char *out_file;         /* convert: the run file to write; NULL: standard output */
     /* explain */
     const char *file, *recipe;    /* NULL: not given */
     int shard, replicate;         /* 0 = not given */

@@ -13,9 +13,9 @@
 
 /* ---------------------------------------------------------------------------------- the file */
 
-static int read_text(const char *path, char **text, size_t *bytes, struct zt_error *err) {
+int zt_read_text(const char *path, size_t most, char **text, size_t *bytes, struct zt_error *err) {
     int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
-    size_t cap = ZT_SPEC_MAX_BYTES + 4096, n = 0;
+    size_t cap = most + 4096, n = 0;
     char *buf = malloc(cap);
     ssize_t got = 1;
     if (fd < 0 || !buf) {
@@ -37,7 +37,7 @@ static int read_text(const char *path, char **text, size_t *bytes, struct zt_err
     }
     close(fd);
     *text = buf;
-    *bytes = n; /* more than ZT_SPEC_MAX_BYTES is refused by the parser, by its size */
+    *bytes = n;
     return 0;
 }
 
@@ -81,7 +81,7 @@ int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct z
     if (strlen(o->subject) >= sizeof f->file)
         return zt_fail(err, ZT_EINVAL, "the file name is longer than %d bytes", ZT_PATH_MAX - 1);
     snprintf(f->file, sizeof f->file, "%s", o->subject);
-    int rc = read_text(o->subject, &f->text, &f->bytes, err);
+    int rc = zt_read_text(o->subject, ZT_SPEC_MAX_BYTES, &f->text, &f->bytes, err);
     if (rc == 0)
         rc = find_folder(f, err);
     if (rc)
