@@ -25,6 +25,7 @@ struct bench_options {
     const void *tune_arg;
     bool poison;     /* struct zt_alloc_options */
     int64_t late_ns; /* each collective waits a random time up to this */
+    int per_host;    /* ranks of a host, hosts linked by tcp; 0: all on one, by shared memory */
 };
 struct bench {
     int rank, world;
@@ -83,9 +84,29 @@ static inline int bench_split_reshard(struct bench *b, struct zt_error *e) {
     return zt_comm_split(b->dp_shard, "dp_reshard", ranks + first, m, &b->reshard, e);
 }
 
+/* Host k is 127.0.0.(2 + k). */
+static inline int bench_world(struct bench *b, struct ranks_shared *shared,
+                              const struct bench_options *o, struct zt_error *e) {
+    struct zt_comm_id id = {{0}};
+    struct zt_comm_door *door = NULL;
+    char host[16], address[32];
+    int rc = 0;
+    if (b->world > 1) {
+        if (o->per_host) {
+            snprintf(host, sizeof host, "host%d", b->rank / o->per_host);
+            snprintf(address, sizeof address, "127.0.0.%d", 2 + b->rank / o->per_host);
+            RT_TRY(zt_comm_door_open(&(struct zt_comm_site){host, address, 0}, &door, e));
+        }
+        if (b->rank == 0) RT_TRY(zt_comm_mint_at(door, &id, e));
+        RT_TRY(ranks_exchange(shared, b->rank, &id, e));
+    }
+    RT_TRY(zt_comm_init_at(door, &id, b->rank, b->world, b->device, 60, &b->comm, e));
+out:
+    return rc;
+}
+
 static inline int bench_open(struct bench *b, int rank, int world, struct ranks_shared *shared,
                              const struct bench_options *o, struct zt_error *e) {
-    struct zt_comm_id id = {{0}};
     void *p = NULL;
     int rc = 0;
     memset(b, 0, sizeof *b);
@@ -109,11 +130,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     struct zt_model_env env = {zt_ops_cpu(), b->ctx,          b->alloc,      b->device,
                                &b->ledger,   recipe->compute, recipe->grad};
     RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
-    if (world > 1) {
-        if (rank == 0) RT_TRY(zt_comm_mint(&id, e));
-        RT_TRY(ranks_exchange(shared, rank, &id, e));
-    }
-    RT_TRY(zt_comm_init(&id, rank, world, b->device, 60, &b->comm, e));
+    RT_TRY(bench_world(b, shared, o, e));
     if (o->late_ns)
         zt_comm_inject(b->comm, &(struct zt_comm_inject){.seed = 5, .max_delay_ns = o->late_ns});
     RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));

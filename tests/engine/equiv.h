@@ -45,6 +45,7 @@ struct eq_case {
     const char *trainable; /* pattern, NULL = all */
     const char *model;     /* NULL = EQ_MODEL */
     bool poison;
+    int per_host;    /* bench_options */
     uint64_t delays; /* seed: every collective waits a random time first; 0 = none */
 };
 
@@ -116,7 +117,8 @@ static inline struct bench_options eq_options(const struct eq_case *c) {
                                   .model = c->model ? c->model : EQ_MODEL,
                                   .tune = eq_tune,
                                   .tune_arg = c,
-                                  .poison = c->poison};
+                                  .poison = c->poison,
+                                  .per_host = c->per_host};
 }
 
 /* Own elements of a group's array; NULL where there is none (frozen, or not yet). */
@@ -499,11 +501,11 @@ static inline const char *eq_text(const struct eq_case *c, char text[EQ_WHY]) {
     static const char *const wrap[] = {"block", "2", "part"};
     snprintf(text, EQ_WHY,
              "%s %dx%d micros %d clip %d reshard %s %d prefetch %d bucket %g persist %lld wrap %s "
-             "overlap %d inflight %d no_sync %d threads %d poison %d delays %llu",
+             "overlap %d inflight %d no_sync %d threads %d poison %d per host %d delays %llu",
              zt_mode_name(c->mode), eq_replicas(c), c->shard, c->micros, c->clip,
              reshard[c->reshard], c->reshard_int, c->prefetch, c->bucket_mib,
              (long long)c->persistence, wrap[c->wrap], !c->no_overlap, c->inflight, c->no_sync,
-             c->threads, c->poison, (unsigned long long)c->delays);
+             c->threads, c->poison, c->per_host, (unsigned long long)c->delays);
     return text;
 }
 

@@ -22,10 +22,11 @@ enum eq_factor {
     EQ_CLIP,
     EQ_THREADS,
     EQ_DELAYS, /* late collectives over poisoned memory: a hazard would show */
+    EQ_TRANSPORT,
     EQ_FACTORS
 };
 #define EQ_GOVERNING 3
-static const int eq_levels[EQ_FACTORS] = {5, 3, 2, 4, 4, 4, 3, 3, 2, 2, 2, 2, 3, 2};
+static const int eq_levels[EQ_FACTORS] = {5, 3, 2, 4, 4, 4, 3, 3, 2, 2, 2, 2, 3, 2, 3};
 static const int eq_worlds[] = {2, 3, 4, 8, 1}; /* the cover takes the first three */
 static const int eq_micros[] = {3, 4, 2, 3, 6}; /* of EQ_MICROS level 1, for each of them */
 
@@ -38,6 +39,7 @@ static inline void eq_fix(int *row) {
 
 static inline struct eq_case eq_case_of(const int *row, int steps) {
     static const int prefetch[] = {1, 0, 2, 4}, threads[] = {1, 2, 3};
+    static const int per_host[] = {0, 1, 2}; /* shared memory, tcp, both */
     static const double bucket[] = {0, 0.004, 0.03, 100};
     static const int64_t persist[] = {0, 20, 600};
     static const enum zt_wrap wrap[] = {ZT_WRAP_BLOCK, ZT_WRAP_N, ZT_WRAP_PART};
@@ -59,6 +61,7 @@ static inline struct eq_case eq_case_of(const int *row, int steps) {
                         .inflight = 1 + row[EQ_INFLIGHT],
                         .no_sync = row[EQ_NO_SYNC] == 1,
                         .threads = threads[row[EQ_THREADS]],
+                        .per_host = per_host[row[EQ_TRANSPORT]],
                         .poison = row[EQ_DELAYS] == 0};
     for (int i = 0; i < EQ_FACTORS && c.poison; i++) c.delays = c.delays * 7 + (uint64_t)row[i] + 1;
     c.shard = c.mode == ZT_DDP ? 1 : world;

@@ -98,6 +98,7 @@ Test(equiv, hybrid, .timeout = 600) {
             c.world = mesh[i][0] * mesh[i][1];
             c.shard = mesh[i][1];
             c.reshard_int = 2;
+            c.per_host = m % 2 ? c.shard : 0; /* a host holds a shard group */
             c.micros = row[EQ_MICROS] ? 3 : 1;
             bad += differs(&c);
             flat = c;

@@ -5,8 +5,8 @@
  *   test_equiv_plain                    B11: zero2 for 50 steps, overlap on and off, small, default
  *                                       and huge buckets; then each mode at its busiest
  *   test_equiv_plain --product [N]      N cases (all when left out) of the whole product of options
- *                                       in a scattered order; clip, threads and delays take turns
- */
+ *                                       in a scattered order; clip, threads, delays and
+ *                                       transport take turns */
 #include "tests/engine/equiv_product.h"
 
 static int differs(const struct eq_case *c) {
@@ -49,6 +49,7 @@ static int small_set(void) {
                             .bucket_mib = 0.004,
                             .threads = 2,
                             .poison = true,
+                            .per_host = m % 3,
                             .delays = (uint64_t)m + 1};
         bad += differs(&c);
     }
@@ -68,6 +69,7 @@ static bool product_case(int64_t i, struct eq_case *c) {
     row[EQ_CLIP] = (int)(i * 7 / 3 % 2);
     row[EQ_THREADS] = (int)(i * 11 / 5 % 3);
     row[EQ_DELAYS] = (int)(i * 13 / 7 % 2);
+    row[EQ_TRANSPORT] = (int)(i * 17 / 11 % 3);
     memcpy(fixed, row, sizeof row);
     eq_fix(fixed);
     *c = eq_case_of(row, 20);
