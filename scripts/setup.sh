@@ -8,7 +8,7 @@ set -eu
 build="gcc libc6-dev pkg-config meson ninja-build
   libuv1-dev libprotobuf-c-dev protobuf-c-compiler libsqlite3-dev libyaml-dev libjansson-dev libssl-dev
   libxxhash-dev libsmartcols-dev libdnnl-dev libopenblas0-pthread"
-test="clang libclang-rt-14-dev llvm libcriterion-dev libasan8 libubsan1 libtsan2 procps"
+test="clang libclang-rt-14-dev llvm libcriterion-dev libasan8 libubsan1 libtsan2 procps nftables"
 
 packages="$build"
 [ "${1:-}" = test ] && packages="$build $test"

@@ -304,6 +304,36 @@ Test(faults, a_stopped_rank_is_named_at_the_deadline, .timeout = 120) {
     }
 }
 
+/* Rank 0 waits for rank 2, which waits in another group for rank 3: rank 3 is to blame, and both
+ * say so. */
+static int chain(struct rank *r) {
+    const int with[2] = {r->rank / 2 * 2, r->rank / 2 * 2 + 1},
+              across[2] = {r->rank % 2, r->rank % 2 + 2};
+    struct zt_comm *g = NULL, *h = NULL;
+    float x = 0;
+    OK(zt_comm_split(r->comm, "tensor", with, 2, &g, &r->err));
+    OK(zt_comm_split(r->comm, "dp", across, 2, &h, &r->err));
+    zt_comm_watch(r->comm, &r->board->flag[r->rank]);
+    if (r->rank % 2) { /* never come */
+        while (!atomic_load(&r->board->code[0]) || !atomic_load(&r->board->code[2])) fleet_pause();
+        return 0;
+    }
+    if (r->rank == 0) {
+        while (atomic_load(&r->board->flag[2]) != 1 + 3) fleet_pause();
+        zt_comm_set_timeout(h, 1.0);
+    }
+    int rc = zt_all_reduce(r->rank ? g : h, &x, 1, ZT_F32, ZT_SUM, NULL, &why, &r->err);
+    CHECK(r, rc == ZT_ETIMEOUT && zt_comm_failed_rank(r->comm) == 3 &&
+                 strstr(r->err.msg, "for rank 3,"));
+    CHECK(r, r->rank || atomic_load(&r->board->flag[0]) == 1 + 2); /* whom it waits for itself */
+    fleet_note(r, rc);
+    return 0;
+}
+Test(faults, the_end_of_a_chain_of_waits_is_to_blame, .timeout = 60) {
+    struct fleet f = {.world = 4, .body = chain};
+    cr_assert(fleet_ok(&f, 50));
+}
+
 /* Several are late: all are named. */
 static int late(struct rank *r) {
     if (r->rank == 1 || r->rank == 3) {
