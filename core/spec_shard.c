@@ -147,6 +147,27 @@ static void check_units(struct zt_problems *p, const struct zt_spec *s) {
                    mib);
 }
 
+/* What is gathered at once is whole at once. */
+static void note_bucket(struct zt_problems *p, struct zt_spec *s) {
+    struct zt_model_table t;
+    struct zt_error err;
+    int64_t blocks = 0;
+    char size[40];
+    if (!gathers(s->parallelism.mode) || s->parallelism.bucket_mib <= 0 || s->model.layers < 2 ||
+        zt_model_table_build(&s->model, ZT_WRAP_BLOCK, 1, &t, &err))
+        return;
+    for (int i = 0; i < t.n_tensors; i++)
+        blocks += t.tensors[i].unit > 0 ? t.tensors[i].numel : 0;
+    const double bytes = (double)blocks * (double)zt_dtype_size(s->precision.reduce_dtype);
+    if (s->parallelism.bucket_mib * (double)ZT_MIB >= bytes)
+        zt_note(p, s, zt_schema_row("parallelism.bucket_mib"),
+                "%g MiB hold all blocks of the model (%s): they are gathered at once, and %s then holds them whole "
+                "while it computes",
+                s->parallelism.bucket_mib, zt_format_bytes(bytes, size, sizeof size),
+                zt_mode_name(s->parallelism.mode));
+    zt_model_table_free(&t);
+}
+
 /* Patterns need the names of the tensors. */
 static void check_trainable(struct zt_problems *p, const struct zt_spec *s) {
     struct zt_model_table t;
@@ -179,6 +200,7 @@ void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
     check_gathers(p, s);
     check_no_sync(p, s);
     check_units(p, s);
+    note_bucket(p, s);
     check_trainable(p, s);
     if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.tensor > 1)
         ZT_PROBLEM(p, "parallelism.reshard_after_forward",

@@ -765,10 +765,12 @@ static void small_things(struct ds *d) {
     ds_open(d, I_PRESET, "or the model's numbers: layers, heads, dim, vocab_size, seq_len_max");
     ds_open(d, I_DATA, "file, folder or glob");
     ds_open(d, I_SEQ_LEN, "tokens in a sequence");
-    if (!d->item[I_STEPS].text[0])
+    const bool steps = d->item[I_STEPS].text[0] != '\0';
+    if (!steps)
         ds_open(d, I_STEPS, "optimizer steps; or epochs");
-    ds_say_absent(d, "model, data, steps", ZT_DS_OPEN, "%s, %s, %s, %s: no such file says them", ds_item_path(I_PRESET),
-                  ds_item_path(I_DATA), ds_item_path(I_STEPS), ds_item_path(I_SEQ_LEN));
+    ds_say_absent(d, steps ? "model, data" : "model, data, steps", ZT_DS_OPEN, "%s, %s, %s%s%s: no such file says them",
+                  ds_item_path(I_PRESET), ds_item_path(I_DATA), ds_item_path(I_SEQ_LEN), steps ? "" : ", ",
+                  steps ? "" : ds_item_path(I_STEPS));
 }
 
 void ds_train(struct ds *d) {

@@ -138,13 +138,13 @@ Test(shard, reshard_after_forward) {
 /* Keys that these modes do read. */
 Test(shard, keys_that_the_mode_reads) {
     cr_assert_eq(parse(BASE "parallelism: {mode: zero3, prefetch: 0, persistence_threshold: 100000, no_sync: true,\n"
-                            "  max_inflight_reduces: 2, bucket_mib: 25, wrap: 2}\n"),
+                            "  max_inflight_reduces: 2, bucket_mib: 1, wrap: 2}\n"),
                  0, "%s", err.msg);
     cr_assert_eq(spec.parallelism.prefetch, 0);
     cr_assert_eq(spec.parallelism.persistence_threshold, 100000);
     cr_assert(spec.parallelism.no_sync);
     cr_assert_eq(spec.parallelism.max_inflight_reduces, 2);
-    cr_assert_eq(spec.parallelism.bucket_mib, 25);
+    cr_assert_eq(spec.parallelism.bucket_mib, 1);
     cr_assert_eq(spec.parallelism.wrap_n, 2);
     cr_assert_eq(spec.notes.n, 0);
     cr_assert_eq(parse(BASE "parallelism: {mode: zero1, max_inflight_reduces: 2, bucket_mib: 25, wrap: part}\n"), 0,
@@ -301,6 +301,20 @@ Test(shard, units) {
     zt_spec_free(&spec);
 }
 
+/* gpt2-nano: 4 blocks of 198,272 elements are 3,172,352 bytes in fp32, 3.03 MiB. */
+Test(shard, a_bucket_of_the_whole_model) {
+    cr_assert_eq(parse(BASE "parallelism: {mode: zero3, bucket_mib: 4}\n"), 0, "%s", err.msg);
+    cr_assert_eq(spec.notes.n, 1);
+    cr_assert_str_eq(spec.notes.item[0],
+                     "run.yaml:6:28: parallelism.bucket_mib: 4 MiB hold all blocks of the model (3.03 MiB): they are "
+                     "gathered at once, and zero3 then holds them whole while it computes");
+    cr_assert_eq(parse(BASE "parallelism: {mode: zero3, bucket_mib: 3}\n"), 0, "%s", err.msg);
+    cr_assert_eq(spec.notes.n, 0);
+    cr_assert_eq(parse(BASE "parallelism: {mode: zero2, bucket_mib: 4}\n"), 0, "%s", err.msg);
+    cr_assert_eq(spec.notes.n, 0);
+    zt_spec_free(&spec);
+}
+
 /* Patterns are held against the tensors' names where the file is read. */
 Test(shard, trainable) {
     cr_assert_eq(parse_set("training.trainable=[\"*.ln_1.*\", \"*.h.3.*\"]"), 0, "%s", err.msg);
@@ -332,16 +346,58 @@ Test(shard, places_to_fill_in) {
                 "whole number.");
 }
 
+static const char *const recipe_names[] = {"fp32",    "fsdp_mixed",       "autocast",  "mixed16",
+                                           "mixed16_g32", "mixed16_nomaster", "pure_bf16", "fp16"};
+
+/* A recipe takes fp32 and its own 16-bit format, and says so; fsdp_mixed needs a mode that gathers. */
+Test(shard, recipes_formats_and_modes) {
+    static const char *const own[] = {NULL, "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "fp16"};
+    static const char *const modes[] = {"ddp", "zero1", "zero2", "zero3", "fsdp"}, *const types[] = {"fp32", "bf16", "fp16"};
+    for (int r = 0; r < 8; r++)
+        for (int t = 0; t < 3; t++)
+            for (int m = 0; m < 5; m++) {
+                char text[600];
+                snprintf(text, sizeof text, BASE "precision: {recipe: %s, reduce_dtype: %s}\nparallelism: {mode: %s}\n",
+                         recipe_names[r], types[t], modes[m]);
+                bool good = (t == 0 || (own[r] && strcmp(own[r], types[t]) == 0)) && (r != 1 || m >= 3);
+                cr_assert_eq(parse(text), good ? 0 : ZT_EINVAL, "%s: %s", text, err.msg);
+            }
+    zt_spec_free(&spec);
+}
+
 Test(shard, precision) {
-    const char *const autocast_hint =
-        "run.yaml:6:13: precision.recipe: fsdp_mixed keeps cut parameters in fp32 and gathers them in bf16, "
-        "but zero2 gathers none; give mode fsdp or zero3, or recipe autocast, which computes in bf16 from "
-        "whole parameters";
     refused(BASE "precision: {recipe: fsdp_mixed, reduce_dtype: fp32}\nparallelism: {mode: zero2}\n",
-            autocast_hint);
+            "run.yaml:6:13: precision.recipe: fsdp_mixed keeps cut parameters in fp32 and gathers them in bf16, but "
+            "zero2 gathers none; give mode fsdp or zero3, or recipe autocast, which computes in bf16 from whole "
+            "parameters");
     refused(BASE "precision: {recipe: fp32, reduce_dtype: bf16}\n",
             "run.yaml:6:27: precision.reduce_dtype: bf16 with recipe fp32, which computes in fp32; give fp32");
+    refused(BASE "precision: {recipe: mixed16, reduce_dtype: fp16}\n",
+            "run.yaml:6:30: precision.reduce_dtype: fp16 with recipe mixed16, which computes in bf16; give fp32 or bf16");
+    refused(BASE "precision: {recipe: fp16, reduce_dtype: bf16}\n",
+            "run.yaml:6:27: precision.reduce_dtype: bf16 with recipe fp16, which computes in fp16; give fp32 or fp16");
+    for (int r = 1; r < 8; r++) { /* said, not guessed */
+        char text[400], want[300];
+        snprintf(text, sizeof text, BASE "precision: {recipe: %s}\nparallelism: {mode: fsdp}\n", recipe_names[r]);
+        snprintf(want, sizeof want,
+                 "run.yaml:6:1: precision.reduce_dtype: missing; recipe %s computes in 16 bits, so say in which format "
+                 "gradients are summed (fp32 is the safe one)",
+                 recipe_names[r]);
+        refused(text, want);
+    }
+    refused(BASE "precision: {recipe: bf16, reduce_dtype: fp32}\n",
+            "run.yaml:6:21: precision.recipe: \"bf16\" is not known (did you mean \"fsdp_mixed\"?)");
+}
+
+/* The scaler is fp16's; what to do about numbers that are not finite is everybody's. */
+Test(shard, scaler) {
     refused(BASE "precision: {scaler: deepspeed}\n",
-            "run.yaml:6:13: precision.scaler: recipe fp32 has no loss scaler; only fp16 reads it; leave it "
-            "out");
+            "run.yaml:6:13: precision.scaler: recipe fp32 has no loss scaler; only fp16 reads it; leave it out");
+    refused(BASE "precision: {recipe: mixed16, reduce_dtype: fp32, scaler: deepspeed}\n",
+            "run.yaml:6:50: precision.scaler: recipe mixed16 has no loss scaler; only fp16 reads it; leave it out");
+    cr_assert_eq(parse(BASE "precision: {recipe: fp16, reduce_dtype: fp32, scaler: deepspeed, nonfinite: skip}\n"), 0,
+                 "%s", err.msg);
+    cr_assert_eq(spec.precision.scaler, ZT_SCALER_DEEPSPEED);
+    cr_assert_eq(parse(BASE "precision: {nonfinite: skip}\n"), 0, "%s", err.msg);
+    zt_spec_free(&spec);
 }
