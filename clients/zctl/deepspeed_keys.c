@@ -180,7 +180,7 @@ static void apply_rule(struct ds *d, const struct rule *r) {
     size_t n = strlen(r->path);
     for (int i = 0; i < d->n; i++) {
         struct leaf *l = &d->leaf[i];
-        bool mine = r->path[n - 1] == '.' ? strncmp(l->path, r->path, n) == 0 || under(r->path, l->path)
+        bool mine = r->path[n - 1] == '.' ? strncmp(l->path, r->path, n - 1) == 0 && (l->path[n - 1] == '.' || !l->path[n - 1])
                                           : strcmp(l->path, r->path) == 0;
         if (!mine || l->told)
             continue;
@@ -196,11 +196,30 @@ static void apply_section(struct ds *d, const struct rule *r) {
             ds_say(d, &d->leaf[i], on ? r->other : ZT_DS_SAME, "%s", on ? r->text : "switched off");
 }
 
+/* Whether known keys lie inside this one, so that its value is a mapping: zero_optimization. */
+static bool holds_keys(const char *path) {
+    size_t n = strlen(path);
+    for (int i = 0; i < N(others); i++)
+        if (under(others[i], path) && others[i][n] == '.')
+            return true;
+    for (int i = 0; i < N(rules); i++)
+        if (under(rules[i].path, path) && rules[i].path[n] == '.')
+            return true;
+    return false;
+}
+
 void ds_rest(struct ds *d) {
     for (int i = 0; i < N(sections); i++)
         apply_section(d, &sections[i]);
     for (int i = 0; i < N(rules); i++)
         apply_rule(d, &rules[i]);
+    for (int i = 0; i < d->n; i++) {
+        struct leaf *l = &d->leaf[i];
+        if (json_is_object(l->value) && holds_keys(l->path))
+            ds_say(d, l, ZT_DS_SAME, "empty: the defaults");
+        else if (holds_keys(l->path) && !json_is_null(l->value))
+            ds_say(d, l, ZT_DS_REFUSED, "expected a mapping: {...}");
+    }
 }
 
 const char *ds_nearest(const char *path) {

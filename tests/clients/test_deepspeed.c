@@ -332,6 +332,18 @@ static void refused(const char *json, const char *message) {
 }
 
 /* What is no configuration is refused with its place; nothing crashes. */
+/* A section that is empty says nothing; one that is no mapping is refused by what it is. */
+Test(convert, sections_without_keys) {
+    with("\"zero_optimization\": {}, \"optimizer\": {\"params\": {}}", 1);
+    expect_row("zero_optimization", ZT_DS_SAME, "empty");
+    expect_row("optimizer.params", ZT_DS_SAME, "empty");
+    expect_line("mode: ddp");
+    with("\"zero_optimization\": {\"zeropp_loco_param\": {}}", 1);
+    expect_row("zero_optimization.zeropp_loco_param", ZT_DS_REFUSED, "quantised");
+    with("\"zero_optimization\": 3", 1);
+    expect_row("zero_optimization", ZT_DS_REFUSED, "expected a mapping");
+}
+
 Test(convert, hostile_files) {
     refused("", "ds.json:1:1: not valid JSON");
     refused("{\"a\": 1,}", "ds.json:1:9: not valid JSON");
