@@ -17,6 +17,13 @@ static inline double bench_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* CPU seconds of this process, all threads: hardly moved by what else runs on the machine. */
+static inline double bench_cpu(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* Value of "--name V", else the default. */
 static inline const char *bench_text(int argc, char **argv, const char *name,
                                      const char *otherwise) {

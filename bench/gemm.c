@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench/gemm.c: one GEMM of a linear layer, fp32, as the trainer calls it.
+/* bench/gemm.c: one GEMM of a linear layer, as the trainer calls it.
  *   gemm [--op fwd|dx|dw] [--rows 2048] [--in 768] [--out 3072] [--threads 2] [--repeat 15]
- *        [--gemm auto|onednn|openblas]                              -> one JSON line */
+ *        [--type fp32|bf16|fp16] [--gemm auto|onednn|openblas]      -> one JSON line
+ * ms is wall time; cpu_ms, the process' CPU time, is the one to compare on a busy machine. */
 #include <math.h>
 
 #include "bench/bench.h"
@@ -20,6 +21,17 @@ static float *random_matrix(int64_t n, uint32_t tensor) {
     return p;
 }
 
+/* n numbers of p as type t; *p becomes what they are then worth. */
+static void *stored(struct zt_ops_ctx *x, enum zt_dtype t, float *p, int64_t n) {
+    struct zt_error err = {0};
+    void *h = aligned_alloc(64, ((size_t)n * zt_dtype_size(t) + 63) / 64 * 64);
+    if (!h) bench_fail("gemm", "no memory");
+    if (zt_ops_cpu()->cast(x, h, t, p, ZT_F32, n, &err) != 0 ||
+        zt_ops_cpu()->cast(x, p, ZT_F32, h, t, n, &err) != 0)
+        bench_fail("gemm", err.msg);
+    return h;
+}
+
 /* Element (i, j) of the result in double, from the meaning of the operation. */
 static double element(enum zt_gemm_op op, const float *a, const float *b, int64_t rows, int64_t in,
                       int64_t out, int64_t i, int64_t j) {
@@ -34,7 +46,7 @@ static double element(enum zt_gemm_op op, const float *a, const float *b, int64_
 }
 
 int main(int argc, char **argv) {
-    bench_check_args(argc, argv, " op rows in out threads repeat gemm ");
+    bench_check_args(argc, argv, " op rows in out threads repeat type gemm ");
     int64_t rows = bench_int(argc, argv, "rows", 2048), in = bench_int(argc, argv, "in", 768),
             out = bench_int(argc, argv, "out", 3072), repeat = bench_int(argc, argv, "repeat", 15);
     int threads = (int)bench_int(argc, argv, "threads", 2);
@@ -42,8 +54,13 @@ int main(int argc, char **argv) {
     enum zt_gemm_op op = strcmp(name, "dx") == 0   ? ZT_GEMM_DX
                          : strcmp(name, "dw") == 0 ? ZT_GEMM_DW
                                                    : ZT_GEMM_FWD;
+    const char *type = bench_text(argc, argv, "type", "fp32");
+    enum zt_dtype dtype = strcmp(type, "bf16") == 0   ? ZT_BF16
+                          : strcmp(type, "fp16") == 0 ? ZT_F16
+                                                      : ZT_F32;
     struct zt_error err = {0};
     struct zt_ops_ctx *x;
+    if (dtype == ZT_F32 && strcmp(type, "fp32")) bench_fail("gemm", "--type is fp32, bf16 or fp16");
     if (rows < 1 || in < 1 || out < 1 || repeat < 1 || repeat > 1000 ||
         (op == ZT_GEMM_FWD && strcmp(name, "fwd")))
         bench_fail("gemm", "--op is fwd, dx or dw; sizes and --repeat are at least 1");
@@ -57,33 +74,45 @@ int main(int argc, char **argv) {
     float *a = random_matrix(op == ZT_GEMM_FWD ? rows * in : rows * out, 1),
           *b = random_matrix(op == ZT_GEMM_DW ? rows * in : out * in, 2),
           *c = random_matrix(m * n, 3);
-    size_t bytes = ops->gemm_workspace(op, m, n, k, ZT_F32);
+    size_t bytes = ops->gemm_workspace(op, m, n, k, dtype);
     void *work = bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
-    double t[1000];
+    void *sa = stored(x, dtype, a, op == ZT_GEMM_FWD ? rows * in : rows * out),
+         *sb = stored(x, dtype, b, op == ZT_GEMM_DW ? rows * in : out * in),
+         *sc = stored(x, dtype, c, m * n);
+    double t[1000], cpu[1000];
     struct bench_load load = {0};
     for (int64_t i = -2; i < repeat; i++) {
         if (i == 0) load = bench_load_now();
-        double t0 = bench_now();
-        if (ops->gemm(x, op, m, n, k, ZT_F32, a, b, NULL, c, ZT_F32, false, work, &err) != 0)
+        double t0 = bench_now(), c0 = bench_cpu();
+        if (ops->gemm(x, op, m, n, k, dtype, sa, sb, NULL, sc, dtype, false, work, &err) != 0)
             bench_fail("gemm", err.msg);
-        if (i >= 0) t[i] = bench_now() - t0;
+        if (i < 0) continue;
+        t[i] = bench_now() - t0;
+        cpu[i] = bench_cpu() - c0;
     }
+    double other = bench_other_load(load), unit = dtype == ZT_F32   ? 0
+                                                  : dtype == ZT_F16 ? 0x1p-11
+                                                                    : 0x1p-8;
+    if (ops->cast(x, c, ZT_F32, sc, dtype, m * n, &err) != 0) bench_fail("gemm", err.msg);
     for (int64_t s = 0; s < 64; s++) {
         int64_t i = s * 7919 % m, j = s * 104729 % n;
         double want = element(op, a, b, rows, in, out, i, j);
-        if (!(fabs((double)c[i * n + j] - want) < 1e-4 * sqrt((double)k)))
+        if (!(fabs((double)c[i * n + j] - want) < 1e-4 * sqrt((double)k) + unit * fabs(want)))
             bench_fail("gemm", "the product is wrong");
     }
-    double other = bench_other_load(load), ms = bench_median(t, (int)repeat) * 1e3;
+    double ms = bench_median(t, (int)repeat) * 1e3, cpu_ms = bench_median(cpu, (int)repeat) * 1e3;
     printf("{\"bench\":\"gemm\",\"impl\":\"ztrain\",\"op\":\"%s\",\"rows\":%lld,\"in\":%lld,"
-           "\"out\":%lld,"
-           "\"threads\":%d,\"ms\":%.4f,\"min_ms\":%.4f,\"gflops\":%.1f,\"kernels\":\"%s\",\"other_"
-           "load\":%.2f}\n",
-           name, (long long)rows, (long long)in, (long long)out, threads, ms, t[0] * 1e3,
-           2e-6 * (double)m * (double)n * (double)k / ms, zt_ops_cpu_describe(x), other);
+           "\"out\":%lld,\"type\":\"%s\","
+           "\"threads\":%d,\"ms\":%.4f,\"min_ms\":%.4f,\"cpu_ms\":%.4f,\"gflops\":%.1f,"
+           "\"kernels\":\"%s\",\"other_load\":%.2f}\n",
+           name, (long long)rows, (long long)in, (long long)out, type, threads, ms, t[0] * 1e3,
+           cpu_ms, 2e-6 * (double)m * (double)n * (double)k / ms, zt_ops_cpu_describe(x), other);
     free(a);
     free(b);
     free(c);
+    free(sa);
+    free(sb);
+    free(sc);
     free(work);
     zt_ops_cpu_destroy(x);
     return 0;

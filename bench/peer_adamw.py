@@ -32,13 +32,14 @@ def tensors(n, width=768):
 
 
 def measured(f):
-    times = []
+    times, cpu = [], []
     for i in range(A.repeat + 2):
-        t = time.perf_counter()
+        t, s = time.perf_counter(), time.process_time()
         f()
         if i >= 2:
             times.append(time.perf_counter() - t)
-    return statistics.median(times) * 1e3, min(times) * 1e3
+            cpu.append(time.process_time() - s)
+    return statistics.median(times) * 1e3, min(times) * 1e3, statistics.median(cpu) * 1e3
 
 
 best = None
@@ -49,4 +50,4 @@ for foreach in (False, True):
     best = ms if best is None or ms < best else best
 norm = measured(lambda: torch.nn.utils.clip_grad_norm_(params, 1e30))
 peer_common.say(bench="adamw", impl="pytorch-" + torch.__version__, n=A.n, threads=A.threads, ms=round(best[0], 4),
-                min_ms=round(best[1], 4), norm_ms=round(norm[0], 4), gb_per_s=round(28e-6 * A.n / best[0], 1))
+                min_ms=round(best[1], 4), cpu_ms=round(best[2], 4), norm_ms=round(norm[0], 4), gb_per_s=round(28e-6 * A.n / best[0], 1))

@@ -49,7 +49,7 @@ row() {
     shift 3
     [ -z "$only" ] || [ "$only" = "$peer" ] || return 0
     if [ ! -x "$build/bench/$program" ]; then
-        printf '%-12s %-58s %s\n' "$peer" "$*" "not built"
+        printf '%-12s %-70s %s\n' "$peer" "$*" "not built"
         return 0
     fi
     : >"$scratch/ours"
@@ -57,7 +57,7 @@ row() {
     i=0
     while [ $i -lt "$rounds" ]; do
         if ! "$build/bench/$program" "$@" >>"$scratch/ours"; then
-            printf '%-12s %-58s %s\n' "$peer" "$*" "FAILED"
+            printf '%-12s %-70s %s\n' "$peer" "$*" "FAILED"
             failed=1
             return 0
         fi
@@ -74,7 +74,7 @@ row() {
     else
         ratio=$(awk -v a="$a" -v b="$b" 'BEGIN {if (a > 0) printf "%.2f", b / a}')
     fi
-    printf '%-12s %-58s %-8s %12s %18s %7s\n' "$peer" "$*" "$metric" "$a" "$b" "$ratio"
+    printf '%-12s %-70s %-8s %12s %18s %7s\n' "$peer" "$*" "$metric" "$a" "$b" "$ratio"
 }
 
 # ---- our own against our own: variants in turn, round by round ----
@@ -149,22 +149,26 @@ case $only in modes | overlap | wrap | overhead)
     exit $failed ;;
 esac
 
-printf '%-12s %-58s %-8s %12s %18s %7s\n' what arguments metric ztrain pytorch ratio
+printf '%-12s %-70s %-8s %12s %18s %7s\n' what arguments metric ztrain pytorch ratio
 step="--layers 4 --dim 256 --heads 4 --seq 256 --vocab 256"
 if [ $size = quick ]; then
     row ms bench-adamw adamw --n 1000000 --threads 1
-    row ms bench-gemm gemm --op fwd --rows 2048 --in 256 --out 1024
+    row cpu_ms bench-gemm gemm --op fwd --rows 2048 --in 256 --out 1024 --threads 1
     row us bench-collective collective --op all_reduce --world 2 --bytes 1048576
     row ms bench-train-step train_step --layers 2 --dim 128 --heads 2 --seq 64 --batch 4 --steps 4 --warmup 1
     exit $failed
 fi
 for threads in 1 2; do
-    row ms bench-adamw adamw --n 1000000 --threads $threads
-    row ms bench-adamw adamw --n 30000000 --threads $threads
+    # of one thread the CPU time, which what else runs hardly moves
+    [ $threads = 1 ] && time=cpu_ms || time=ms
+    row $time bench-adamw adamw --n 1000000 --threads $threads
+    row $time bench-adamw adamw --n 30000000 --threads $threads
     row norm_ms bench-adamw adamw --n 30000000 --threads $threads
     for op in fwd dx dw; do
-        row ms bench-gemm gemm --op $op --rows 2048 --in 256 --out 1024 --threads $threads
-        row ms bench-gemm gemm --op $op --rows 2048 --in 768 --out 3072 --threads $threads
+        for type in fp32 bf16; do
+            row $time bench-gemm gemm --op $op --rows 2048 --in 256 --out 1024 --threads $threads --type $type
+            row $time bench-gemm gemm --op $op --rows 2048 --in 768 --out 3072 --threads $threads --type $type
+        done
     done
 done
 row us bench-collective collective --op barrier --world 2

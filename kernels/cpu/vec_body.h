@@ -343,10 +343,18 @@ static void vec_round_noisy(uint16_t *out, const float *in, const uint32_t *nois
 #define IS_F32 0
 #include "kernels/cpu/vec_typed.h"
 
+/* Calls, not inlined: fp16 is for correctness, and its conversions are long. */
+static __attribute__((noinline)) v16 load_16_f16(const uint16_t *p) {
+    return f16_widen(i_load_u16(p));
+}
+static __attribute__((noinline)) void store_16_f16(uint16_t *p, v16 x) {
+    i_store_u16(p, f16_narrow(x));
+}
+
 #define ELEM uint16_t
 #define TY(name) name##_f16
-#define LOAD(p) f16_widen(i_load_u16(p))
-#define STORE(p, x) i_store_u16(p, f16_narrow(x))
+#define LOAD(p) load_16_f16(p)
+#define STORE(p, x) store_16_f16(p, x)
 #define IS_F32 0
 #include "kernels/cpu/vec_typed.h"
 
