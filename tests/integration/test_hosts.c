@@ -65,6 +65,9 @@ static int links(void) {
 struct variant { const char *name, *set; };
 static const struct variant variants[] = {
     {"ddp", ""},
+    {"fsdp", "--set parallelism.mode=fsdp --set parallelism.data_parallel_shard_degree=4"},
+    {"hsdp", "--set parallelism.mode=zero3 --set parallelism.data_parallel_shard_degree=2 "
+             "--set parallelism.data_parallel_replicate_degree=2"}, /* a shard group is on one host */
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 static char hash_of[VARIANTS][40];
@@ -103,7 +106,7 @@ Test(hosts, same_bits_and_recovery) {
     for (int v = 0; v < VARIANTS; v++) {
         submit(&c, variants[v].name, 60, variants[v].set);
         wait_step(&c, variants[v].name, 1, 60);
-        cr_expect_geq(links(), 4, "%d connections", links()); /* watch and data, of 2 x 2 pairs */
+        cr_expect_geq(links(), 4, "%d connections", links()); /* of 2 x 2 pairs */
         cr_assert_eq(outcome(&c, variants[v].name, hash), 1);
         cr_expect_str_eq(hash, hash_of[v], "%s", variants[v].name);
         wait_for(all_idle, &c, 30, "idle workers");
