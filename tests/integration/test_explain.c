@@ -175,10 +175,12 @@ static void until_told(struct cluster *c) {
 /* With shards, replicas, slices, prefetch and reductions in flight: two streams at once, and the sums still hold. */
 Test(explain, sums_hold_in_every_group) {
     static const struct { const char *name, *set, *groups[3]; } runs[] = {
-        {"fsdp4", " --set parallelism.mode=fsdp", {"dp_shard"}},
+        {"fsdp4", " --set parallelism.mode=fsdp --set parallelism.prefetch=2 --set parallelism.max_inflight_reduces=2",
+         {"dp_shard"}},
         {"hsdp", " --set parallelism.mode=fsdp --set parallelism.data_parallel_replicate_degree=2"
                  " --set parallelism.data_parallel_shard_degree=2 --set training.global_batch_size=16",
          {"dp_shard", "dp_replicate"}},
+        {"slices", " --set parallelism.mode=fsdp --set parallelism.reshard_after_forward=2", {"dp_shard", "dp_reshard"}},
         {"zero2", " --set parallelism.mode=zero2", {"dp_shard"}},
     };
     struct cluster c;
@@ -308,5 +310,48 @@ Test(explain, number_formats_are_told_by_every_rank) {
     cr_expect_leq(number(json_array_get(rows, 1), "clip_coefficient"), 1);
     json_decref(rows);
     json_decref(j);
+    cluster_stop(&c);
+}
+
+/* A learning rate that drives the loss out of bounds: steps are skipped, the scale comes down, and all who look
+ * are told, but not of each one. */
+Test(explain, skipped_steps_and_the_loss_scale_are_told) {
+    struct cluster c;
+    cluster_start(&c, 2);
+    submit(&c, cluster_run_file(&c, "scaled", 6, 2, "precision: {recipe: fp16, reduce_dtype: fp16, nonfinite: skip}\n"),
+           " --set optimizer.lr=30000");
+    wait_run(&c, "scaled", "SUCCEEDED", 60);
+    json_t *rows = zctl_jsonl(&c, "metrics scaled"), *ranks = zctl_jsonl(&c, "metrics scaled --rank all"), *row;
+    size_t i;
+    cr_assert_eq(json_array_size(rows), 6);
+    json_array_foreach(rows, i, row) {
+        bool skipped = json_is_true(json_object_get(row, "skipped"));
+        cr_expect_eq(skipped, i > 0, "step %zu", i + 1);
+        cr_expect_eq(number(row, "skipped_steps"), (double)i);
+        /* 2^16, halved by each step that was skipped before */
+        cr_expect_eq(number(row, "loss_scale"), 65536 / pow(2, i > 1 ? (double)i - 1 : 0));
+        cr_expect_eq(json_is_null(json_object_get(row, "clip_coefficient")), skipped);
+        json_t *first = json_array_get(ranks, 2 * i), *second = json_array_get(ranks, 2 * i + 1);
+        cr_expect_eq(number(first, "loss_scale"), number(second, "loss_scale"));
+        if (skipped) cr_expect_gt(number(first, "nonfinite_gradients"), 0);
+    }
+    json_t *status = zctl_json(&c, "status scaled");
+    cr_expect_eq(number(status, "skipped_steps"), 5);
+    cr_expect_eq(number(status, "loss_scale"), 4096);
+    struct output o = zctl(&c, 20, "status scaled"), table = zctl(&c, 20, "metrics scaled"), logs = zctl(&c, 20, "logs scaled --rank 0");
+    cr_expect(strstr(o.out, "loss scale 4096  steps skipped 5") != NULL, "%s", o.out);
+    cr_expect(strstr(table.out, "  SCALE  SKIPPED  ") != NULL, "%s", table.out);
+    cr_expect(strstr(logs.out, "  scale: 4096  skipped: 5 (this one)\n") != NULL, "%s", logs.out);
+    output_free(&o);
+    output_free(&table);
+    output_free(&logs);
+    json_t *events = zctl_json(&c, "events scaled"), *e;
+    int told = 0;
+    json_array_foreach(json_object_get(events, "events"), i, e) told += strcmp(text(e, "kind"), "STEP_SKIPPED") == 0;
+    cr_expect_eq(told, 3, "the first, the second and the fourth of five");
+    json_decref(events);
+    json_decref(status);
+    json_decref(ranks);
+    json_decref(rows);
     cluster_stop(&c);
 }
