@@ -222,3 +222,45 @@ Test(migrate, states_that_need_a_reason_have_one) {
     sqlite3_close(db);
     bench_end(&b);
 }
+
+/* A database of the first version, with a run under way, goes on under today's program. */
+Test(migrate, the_first_schema_becomes_todays) {
+    static const char *const rows[] = {
+        "INSERT INTO runs VALUES ('" RUN1 "', 'old', 1, 5, 0, '', -1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 7, 1000, 2000, 0, '', 50, 100,"
+        " '{\"priority\": 50}')",
+        "INSERT INTO run_specs VALUES ('" RUN1 "', x'00', 'run.yaml', '[]', '', '', 'ddp', NULL, 1000, 5, 3)",
+        "INSERT INTO attempts VALUES ('" RUN1 "', 1, 1, 1, 1000, 0, 0, -1, '', '', 0, 0, 0, -1, -1, -1, -1)",
+        "INSERT INTO assignments VALUES ('" RUN1 "', 1, 0, 0, 1, 'box/cpu-0', 'box', zeroblob(16), 0, 0, 0, '')",
+        "INSERT INTO step_rank VALUES ('" RUN1 "', 7, 0, 1, 2.5, 10, 0.5, 0, 1, 1, x'080010011807')",
+        "INSERT INTO step_rollup VALUES ('" RUN1 "', 7, 1, 1, 1, 2.5, 10, 20, 0.5, 0.5, 0, 0, 1, 1, 0, x'080010011807')",
+        "INSERT INTO run_progress VALUES ('" RUN1 "', 1, 7, 2.5, 20, 1, 0, 1)",
+        "INSERT INTO log_streams VALUES ('" RUN1 "', 1, 0, 6)",
+        "INSERT INTO events (at_ms, run_id, worker_id, kind, from_state, to_state, reason, generation, rank, level, actor, message)"
+        " VALUES (1, '', '', 'T', '', '', 0, 0, -1, 1, '', '')",
+    };
+    struct bench b;
+    struct zt_migrate_result r;
+    struct zt_error err;
+    sqlite3 *db;
+    bench_folder(&b);
+    cr_assert_eq(open_with(&b, zt_migrations, 1, &db, &r, &err), 0, "%s", err.msg);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        cr_assert_eq(zt_db_exec(db, rows[i], &err), 0, "%s", err.msg);
+    sqlite3_close(db);
+    bench_open(&b, NULL);
+    cr_expect_eq(zt_store_migration(b.store)->from, 1);
+    cr_assert_eq(commit_step(&b, RUN1, 0, 8, 1), 0);
+    cr_assert_eq(commit_trace(&b, RUN1, 0, 8, 1, 2), 0);
+    db = open_reader(&b);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM step_rollup WHERE step = 7 AND loss_scale IS NULL AND skipped IS NULL"), 1);
+    cr_expect_eq(real_of(db, "SELECT loss_scale FROM step_rollup WHERE step = 8"), 1024);
+    cr_expect_eq(number_of(db, "SELECT ended FROM log_streams"), 0);
+    cr_expect_eq(number_of(db, "SELECT init_timeouts FROM runs"), 0);
+    struct zt_recovered found;
+    cr_assert_eq(zt_recover(db, 2, 5000, &found, &err), 0, "%s", err.msg);
+    cr_expect_eq(found.recovery.n_runs, 1);
+    cr_expect_eq(found.runs[0].best_step, 7);
+    zt_recovered_free(&found);
+    sqlite3_close(db);
+    bench_end(&b);
+}
