@@ -12,16 +12,20 @@
 static int held(sqlite3 *db, const char *run_id, Zt__Trace *t, struct zt_error *err)
 {
     struct query q;
-    q_open(&q, db, "SELECT step, max(generation) FROM step_trace WHERE run_id = ?1 GROUP BY step ORDER BY step", err);
+    q_open(&q, db, "SELECT step, generation, count(DISTINCT rank) FROM step_trace WHERE run_id = ?1 GROUP BY step, generation"
+                   " ORDER BY step, generation", err);
     q_text(&q, 1, run_id);
     while (q_row(&q)) {
-        Zt__HeldStep *h = Q_NEW(&q, Zt__HeldStep, zt__held_step);
-        if (h) {
-            h->step = sqlite3_column_int64(q.s, 0);
-            h->generation = (uint32_t)sqlite3_column_int64(q.s, 1);
+        Zt__HeldStep *h = t->n_held > 0 ? t->held[t->n_held - 1] : NULL;
+        if (!h || h->step != sqlite3_column_int64(q.s, 0)) {
+            h = Q_NEW(&q, Zt__HeldStep, zt__held_step);
+            if (!q_push(&q, (void ***)&t->held, &t->n_held, h))
+                break;
         }
-        if (!q_push(&q, (void ***)&t->held, &t->n_held, h))
-            break;
+        h->step = sqlite3_column_int64(q.s, 0);
+        h->generation = (uint32_t)sqlite3_column_int64(q.s, 1);
+        h->has_ranks = 1;
+        h->ranks = (uint32_t)sqlite3_column_int64(q.s, 2);
     }
     return q_close(&q);
 }
@@ -42,36 +46,41 @@ static void held_text(const Zt__Trace *t, char *out, size_t n)
 
 #define CAPTURED "captured are steps 1 to 3 of a generation, every metrics.log_freq-th and the last"
 
-/* The step asked for, or the newest: that of the newest generation. */
-static int choose(const struct zt_run_ref *ref, int64_t wanted, Zt__Trace *t, struct zt_error *err)
-{
-    const Zt__HeldStep *best = NULL;
-    char list[1200];
-    for (size_t i = 0; i < t->n_held; i++) {
-        const Zt__HeldStep *h = t->held[i];
-        if (wanted > 0 ? h->step == wanted : !best || h->generation >= best->generation)
-            best = h;
-    }
-    held_text(t, list, sizeof list);
-    if (!best && t->n_held == 0)
-        return zt_fail(err, ZT_ENOTFOUND, "no step of run %s is held yet: " CAPTURED, ref->name);
-    if (!best)
-        return zt_fail(err, ZT_ENOTFOUND, "step %" PRId64 " of run %s is not held; held are %s (" CAPTURED ", and of these "
-                       "1 to 3 and the newest are kept)", wanted, ref->name, list);
-    t->step = best->step;
-    t->generation = best->generation;
-    return 0;
-}
-
-static int world(sqlite3 *db, const char *run_id, Zt__Trace *t, struct zt_error *err)
+static int world(sqlite3 *db, const char *run_id, uint32_t generation, uint32_t *out, struct zt_error *err)
 {
     struct query q;
     q_open(&q, db, "SELECT world FROM attempts WHERE run_id = ?1 AND generation = ?2", err);
     q_text(&q, 1, run_id);
-    q_int(&q, 2, t->generation);
-    if (q_row(&q))
-        t->world = (uint32_t)sqlite3_column_int64(q.s, 0);
+    q_int(&q, 2, generation);
+    *out = q_row(&q) ? (uint32_t)sqlite3_column_int64(q.s, 0) : 0;
     return q_close(&q);
+}
+
+/* The step asked for; or the newest of the newest generation, one that all ranks have told of where there is one. */
+static const Zt__HeldStep *choose(const Zt__Trace *t, int64_t wanted, uint32_t ranks)
+{
+    const Zt__HeldStep *best = NULL;
+    for (size_t i = 0; i < t->n_held; i++) {
+        const Zt__HeldStep *h = t->held[i];
+        if (wanted > 0) {
+            if (h->step == wanted)
+                return h;
+        } else if (!best || h->generation > best->generation ||
+                   (h->generation == best->generation && (h->ranks >= ranks || best->ranks < ranks))) {
+            best = h;
+        }
+    }
+    return best;
+}
+
+static int not_held(const struct zt_run_ref *ref, const Zt__Trace *t, int64_t wanted, struct zt_error *err)
+{
+    char list[1200];
+    held_text(t, list, sizeof list);
+    if (t->n_held == 0)
+        return zt_fail(err, ZT_ENOTFOUND, "no step of run %s is held yet: " CAPTURED, ref->name);
+    return zt_fail(err, ZT_ENOTFOUND, "step %" PRId64 " of run %s is not held; held are %s (" CAPTURED ", and of these "
+                   "1 to 3 and the newest are kept)", wanted, ref->name, list);
 }
 
 static int page(sqlite3 *db, const char *run_id, const Zt__GetTrace *req, Zt__Trace *t, struct zt_error *err)
@@ -121,8 +130,19 @@ int zt_query_trace(sqlite3 *db, const Zt__GetTrace *req, Zt__Envelope *reply, st
     t->name = q_copy(&q, ref.name);
     t->state = q_copy(&q, zt_run_state_name(ref.state));
     t->has_more = 1;
-    if (q_close(&q) || held(db, ref.run_id, t, err) || choose(&ref, req->has_step ? req->step : 0, t, err) ||
-        world(db, ref.run_id, t, err))
+    if (q_close(&q) || held(db, ref.run_id, t, err))
+        return err->code;
+    uint32_t newest = 0;
+    for (size_t i = 0; i < t->n_held; i++)
+        newest = t->held[i]->generation > newest ? t->held[i]->generation : newest;
+    if (world(db, ref.run_id, newest, &t->world, err))
+        return err->code;
+    const Zt__HeldStep *h = choose(t, req->has_step ? req->step : 0, t->world);
+    if (!h)
+        return not_held(&ref, t, req->step, err);
+    t->step = h->step;
+    t->generation = h->generation;
+    if (h->generation != newest && world(db, ref.run_id, h->generation, &t->world, err))
         return err->code;
     return page(db, ref.run_id, req, t, err);
 }

@@ -128,6 +128,19 @@ Test(traces, the_first_three_and_the_newest_32_steps_are_kept) {
               "%s", err.msg);
 }
 
+Test(traces, the_newest_step_of_all_ranks_is_shown_first) {
+    struct zt_error err;
+    static const int64_t want[] = { 1, 1, 1, 2, 2 };
+    static const struct { int64_t step; uint32_t rank; } said[] = { { 1, 0 }, { 1, 1 }, { 2, 0 }, { 2, 1 }, { 3, 0 } };
+    for (int i = 0; i < 5; i++) {
+        commit_trace(&b, RUN1, said[i].rank, said[i].step, 1, 1);
+        Zt__Envelope *r = get(0, 0, 0, 0, &err);
+        cr_expect_eq(r->trace->step, want[i], "after %d", i + 1);
+        cr_expect_eq(r->trace->held[r->trace->n_held - 1]->ranks, 1 + said[i].rank);
+        zt_query_free(r);
+    }
+}
+
 /* What no worker of ours would send so much of: rows are put in by hand. */
 Test(traces, large_traces_are_kept_for_fewer_steps) {
     sqlite3 *w;
