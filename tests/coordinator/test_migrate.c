@@ -235,8 +235,8 @@ Test(migrate, the_first_schema_becomes_todays) {
         "INSERT INTO step_rollup VALUES ('" RUN1 "', 7, 1, 1, 1, 2.5, 10, 20, 0.5, 0.5, 0, 0, 1, 1, 0, x'080010011807')",
         "INSERT INTO run_progress VALUES ('" RUN1 "', 1, 7, 2.5, 20, 1, 0, 1)",
         "INSERT INTO log_streams VALUES ('" RUN1 "', 1, 0, 6)",
-        "INSERT INTO events (at_ms, run_id, worker_id, kind, from_state, to_state, reason, generation, rank, level, actor, message)"
-        " VALUES (1, '', '', 'T', '', '', 0, 0, -1, 1, '', '')",
+        ("INSERT INTO events (at_ms, run_id, worker_id, kind, from_state, to_state, reason, generation, rank, level, actor, message)"
+         " VALUES (1, '', '', 'T', '', '', 0, 0, -1, 1, '', '')"),
     };
     struct bench b;
     struct zt_migrate_result r;
