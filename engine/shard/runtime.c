@@ -39,7 +39,7 @@
 #include "engine/report.h"
 #include "engine/shard/runtime_int.h"
 
-#define COLLECT_EVERY 256 /* collectives */
+#define COLLECT_EVERY 8 /* collectives; comm.trace_buf_size is at least 16 */
 
 /* ---- create, destroy ---- */
 
@@ -179,7 +179,7 @@ int rt_behind_compute(struct zt_runtime *r, struct zt_event *e, struct zt_stream
 
 /* Between walks nothing is gathered, on its way or open. */
 static int check_idle(const struct zt_runtime *r, const char *what, struct zt_error *err) {
-    int end = r->evaluating ? r->n_forward : r->n_sequence;
+    int end = r->evaluating ? r->walk.n_forward : r->walk.n;
     for (int i = 0; i < r->layout.n_groups; i++) {
         const struct rt_group *g = &r->groups[i];
         if (g->arriving || g->opened || g->slice || (g->gathered && g->full))
@@ -246,7 +246,7 @@ static int forward_begin(void *arg, int unit, struct zt_unit_view *view, struct 
         return zt_fail(err, ZT_EINTERNAL, "forward of unit %d outside a window and an evaluation",
                        unit);
     /* What the micro-step before left in flight: its buffers go before activations are largest. */
-    if (r->at + 1 == r->n_forward - 1) rc = rt_reduce_wait(r, 0, err);
+    if (r->at + 1 == r->walk.n_forward - 1) rc = rt_reduce_wait(r, 0, err);
     if (rc == 0) rc = rt_acquire(r, unit, false, err);
     show_unit(r, unit, view);
     return rc;

@@ -1,69 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/shard/runtime_gather.c: parameters made whole and let go again, along the walk.
- *
- * The walk of a micro-step is forward and backward as one sequence of units; of an evaluation
- * batch, forward alone. When a unit begins, its own groups are gathered unless they are there or on
- * their way, then those of the next `prefetch` units are asked for, then it computes. When it ends,
- * a group goes, unless the walk needs it again
- *   - so soon that the next begin would ask for it (a unit that follows itself, as the head's
- *     backward follows its forward; a merged group until its last unit): it would be gathered
- *     twice for nothing; or
- *   - later, and reshard_after_forward keeps it (false: every group; default: those of the first
- * and the last unit of forward). A number m keeps a slice, 1/m of it, and gathers that again.
- * Nothing is asked for beyond the end of the walk and nothing is kept there: the update that may
- * follow would make it stale, and what is held between steps is this rank's part alone.
- *
- * The edges are those of runtime.c; ownership and thread rule: runtime.h. */
+/* engine/shard/runtime_gather.c: parameters made whole and let go again, along the walk. Which
+ * groups are asked for when, and which stay, is walk.h's; the edges are those of runtime.c;
+ * ownership and thread rule: runtime.h. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/shard/reasons.h"
 #include "engine/shard/runtime_int.h"
 
-/* ---- the walk ---- */
-
-static int build_walk(struct zt_runtime *r, struct zt_error *err) {
-    struct zt_model_walk w;
-    int rc = zt_model_walk_build(r->env.table, &w, err);
-    if (rc) return rc;
-    r->n_forward = w.n_forward;
-    r->n_sequence = w.n_forward + w.n_backward;
-    r->sequence = calloc((size_t)r->n_sequence + 1, sizeof *r->sequence);
-    if (r->sequence) {
-        memcpy(r->sequence, w.forward, (size_t)w.n_forward * sizeof *w.forward);
-        memcpy(r->sequence + w.n_forward, w.backward, (size_t)w.n_backward * sizeof *w.backward);
-    } else
-        rc = zt_fail(err, ZT_ENOMEM, "sharding runtime: no host memory");
-    zt_model_walk_free(&w);
-    return rc;
-}
-
 static int walk_end(const struct zt_runtime *r) {
-    return r->evaluating ? r->n_forward : r->n_sequence;
+    return r->evaluating ? r->walk.n_forward : r->walk.n;
 }
 
 static int walk_on(struct zt_runtime *r, int unit, bool backward, struct zt_error *err) {
+    const struct zt_walk *w = &r->walk;
     int next = r->at + 1;
-    if (r->evaluating && next == r->n_forward) next = 0; /* the next batch */
-    if (backward && r->at < 0) next = r->n_forward;      /* gradients made without a forward */
-    if (next >= walk_end(r) || r->sequence[next] != unit || (next >= r->n_forward) != backward)
+    if (r->evaluating && next == w->n_forward) next = 0; /* the next batch */
+    if (backward && r->at < 0) next = w->n_forward;      /* gradients made without a forward */
+    if (next >= walk_end(r) || w->unit[next] != unit || (next >= w->n_forward) != backward)
         return zt_fail(err, ZT_EINTERNAL, "%s of unit %s is not the next of the walk (place %d)",
                        backward ? "backward" : "forward", r->env.table->units[unit].name, next);
     r->at = next;
     return 0;
-}
-
-static bool uses(const struct zt_runtime *r, int unit, int group) {
-    for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1]; k++)
-        if (r->layout.unit_groups[k] == group) return true;
-    return false;
-}
-
-/* The next place of the walk that needs the group's parameters; -1: none does. */
-static int next_use(const struct zt_runtime *r, const struct rt_group *g) {
-    for (int i = r->at + 1; i < walk_end(r); i++)
-        if (uses(r, r->sequence[i], (int)(g - r->groups))) return i;
-    return -1;
 }
 
 /* ---- build, free ---- */
@@ -83,40 +41,23 @@ static void build_segments(struct zt_runtime *r) {
 }
 
 static void build_group(struct zt_runtime *r, struct rt_group *g) {
-    int first = r->sequence[0], last = r->sequence[r->n_forward - 1], id = (int)(g - r->groups);
     bool same = r->recipe->gathered == g->def->dtype;
     g->gathered =
         r->policy->gather == ZT_GATHER_BEFORE_USE && !g->def->persistent && (r->shard > 1 || !same);
     g->held = g->gathered ? r->recipe->gathered : g->def->dtype;
     g->full = g->gathered ? NULL : g->store;
-    g->kept = r->reshard == ZT_RESHARD_FALSE ||
-              (r->reshard == ZT_RESHARD_DEFAULT && (uses(r, first, id) || uses(r, last, id)));
-    for (int i = r->n_forward; i < r->n_sequence; i++)
-        g->backward_units += g->def->trainable && uses(r, r->sequence[i], id);
+    g->backward_units = zt_walk_backward_units(&r->walk, (int)(g - r->groups));
 }
 
 int rt_gather_build(struct zt_runtime *r, struct zt_error *err) {
-    const struct zt_spec *s = r->env.spec;
     size_t tensors = (size_t)r->env.table->n_tensors, units = (size_t)r->layout.n_units;
-    int m = s->parallelism.reshard_int, rc = build_walk(r, err);
+    int rc =
+        zt_walk_build(r->env.spec, r->policy, r->shard, r->env.table, &r->layout, &r->walk, err);
     if (rc) return rc;
+    int m = r->walk.slices;
+    if (m && (!r->env.reshard || zt_comm_size(r->env.reshard) != m))
+        return zt_fail(err, ZT_EINTERNAL, "no communicator of the %d ranks that keep slices", m);
     r->at = -1;
-    r->prefetch = s->parallelism.prefetch;
-    r->reshard = s->parallelism.reshard;
-    if (r->policy->mode == ZT_ZERO3 && r->reshard == ZT_RESHARD_DEFAULT)
-        r->reshard = ZT_RESHARD_TRUE; /* the root too */
-    if (r->reshard == ZT_RESHARD_INT && r->policy->gather == ZT_GATHER_BEFORE_USE) {
-        if (m < 1 || r->shard % m)
-            return zt_fail(err, ZT_EINVAL,
-                           "parallelism.reshard_after_forward: %d does not divide the shard "
-                           "degree %d",
-                           m, r->shard);
-        r->reshard = m == 1 ? ZT_RESHARD_FALSE : ZT_RESHARD_TRUE;
-        if (m > 1 && m < r->shard) r->slices = m;
-        if (r->slices && (!r->env.reshard || zt_comm_size(r->env.reshard) != m))
-            return zt_fail(err, ZT_EINTERNAL, "no communicator of the %d ranks that keep slices",
-                           m);
-    }
     r->view_param = calloc(tensors, sizeof *r->view_param);
     r->view_grad = calloc(tensors, sizeof *r->view_grad);
     r->open = calloc(units, sizeof *r->open);
@@ -136,7 +77,7 @@ void rt_gather_free(struct zt_runtime *r) {
     }
     for (int k = 0; r->segments && k < r->layout.unit_first[r->layout.n_units]; k++)
         zt_free(r->env.alloc, r->segments[k].copy);
-    free(r->sequence);
+    zt_walk_free(&r->walk);
     free(r->view_param);
     free(r->view_grad);
     free(r->open);
@@ -178,7 +119,7 @@ static const char *reason(const struct zt_runtime *r, const struct rt_group *g, 
         {{ZT_WHY_SLICES_FORWARD, ZT_WHY_SLICES_FORWARD_AHEAD},
          {ZT_WHY_SLICES_BACKWARD, ZT_WHY_SLICES_BACKWARD_AHEAD},
          {ZT_WHY_SLICES_EVAL, ZT_WHY_SLICES_EVAL_AHEAD}}};
-    int when = r->evaluating ? 2 : place >= r->n_forward;
+    int when = r->evaluating ? 2 : place >= r->walk.n_forward;
     return text[g->slice != NULL][when][place > r->at];
 }
 
@@ -207,7 +148,7 @@ out:
 }
 
 static int ask(struct zt_runtime *r, int place, struct zt_error *err) {
-    int unit = r->sequence[place], rc = 0;
+    int unit = r->walk.unit[place], rc = 0;
     for (int k = r->layout.unit_first[unit]; k < r->layout.unit_first[unit + 1] && !rc; k++) {
         struct rt_group *g = &r->groups[r->layout.unit_groups[k]];
         if (!g->full) rc = make_whole(r, g, place, err);
@@ -260,7 +201,7 @@ int rt_acquire(struct zt_runtime *r, int unit, bool backward, struct zt_error *e
         g->opened++;
     }
     r->open[unit] = true;
-    for (int i = r->at + 1; i <= r->at + r->prefetch && i < walk_end(r); i++)
+    for (int i = r->at + 1; i <= r->at + r->walk.prefetch && i < walk_end(r); i++)
         RT_TRY(ask(r, i, err));
     for (int k = first[0]; k < first[1]; k++)
         RT_TRY(compute_copy(r, &r->groups[r->layout.unit_groups[k]], &r->segments[k], err));
@@ -271,13 +212,13 @@ out:
 
 /* reshard_after_forward: m. Neighbours in the shard group keep one slice each. */
 static int keep_slice(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    int64_t count = g->def->elements / r->slices;
+    int64_t count = g->def->elements / r->walk.slices;
     int rc = 0;
     ZT_ASSERT(!g->slice);
     RT_TRY(rt_buffer(r, g, count, g->held, ZT_TAG_PARAMETERS, "slice", &g->slice, NULL, err));
     int64_t start = rt_now(r);
     RT_TRY(r->env.ops->copy(r->env.ctx, g->slice,
-                            rt_at(g->full, r->shard_index % r->slices * count, g->held),
+                            rt_at(g->full, r->shard_index % r->walk.slices * count, g->held),
                             (size_t)count * zt_dtype_size(g->held), err));
     RT_TRY(rt_interval(r, ZT_IV_COMPUTE, "keep slices", start, err));
 out:
@@ -285,9 +226,10 @@ out:
 }
 
 static int let_go(struct zt_runtime *r, struct rt_group *g, struct zt_error *err) {
-    int next = next_use(r, g), rc = 0;
-    if (next >= 0 && (g->kept || next <= r->at + 1 + r->prefetch)) return 0;
-    if (next >= 0 && r->slices) rc = keep_slice(r, g, err);
+    enum zt_walk_fate fate = zt_walk_after(&r->walk, (int)(g - r->groups), r->at, walk_end(r));
+    int rc = 0;
+    if (fate == ZT_WALK_STAYS) return 0;
+    if (fate == ZT_WALK_SLICED) rc = keep_slice(r, g, err);
     zt_free(r->env.alloc, g->full);
     g->full = NULL;
     return rc;

@@ -8,6 +8,7 @@
 #include "engine/optim/optim.h"
 #include "engine/shard/layout.h"
 #include "engine/shard/runtime.h"
+#include "engine/shard/walk.h"
 
 #define RT_TRY(call)                                                                               \
     do {                                                                                           \
@@ -22,12 +23,11 @@ struct rt_group {
     int64_t own_from, own_count;     /* authoritative elements: what this rank's optimizer steps */
     void *store;                     /* stored parameters */
     float *master;                   /* own elements; NULL when the stored value is the authority */
-    void *m, *v;                     /* own elements, of the recipe's moment type; NULL until there */
-    struct zt_optim_run *runs;       /* own elements by decay flag, offsets from own_from */
+    void *m, *v;               /* own elements, of the recipe's moment type; NULL until there */
+    struct zt_optim_run *runs; /* own elements by decay flag, offsets from own_from */
     int n_runs;
     /* parameters (runtime_gather.c) */
     bool gathered;      /* `full` is made before use and let go after; else full == store */
-    bool kept;          /* reshard_after_forward: default: whole from forward to backward */
     bool arriving;      /* a gather was queued and not waited for */
     enum zt_dtype held; /* type of full and slice */
     void *full;         /* all parameters, or NULL */
@@ -67,14 +67,11 @@ struct zt_runtime {
     int64_t updates; /* carried out; behind `step` when some were skipped */
     bool last_micro, in_window, evaluating;
     int dtype_stored[ZT_ROW_COUNT], dtype_used[ZT_ROW_COUNT]; /* as seen; -1 = not yet */
-    /* the walk: forward and backward of a micro-step as one sequence of units */
-    int *sequence, n_sequence, n_forward;
+    struct zt_walk walk;
     int at;                         /* place of the unit begun last; -1: none yet */
     bool *open;                     /* by unit: its parameters are in use */
     void **view_param, **view_grad; /* by tensor of the table: what the open units see */
     struct rt_segment *segments;
-    enum zt_reshard reshard; /* as the mode means it */
-    int slices, prefetch;    /* reshard_after_forward: m (else 0); units ahead */
     /* reductions */
     enum zt_dtype reduce_type;
     bool every_micro;           /* reduced in every micro-step, else in the window's last */

@@ -4,17 +4,16 @@
 
 #include <stdlib.h>
 
-#include "engine/shard/policy.h"
+#include "engine/shard/walk.h"
 
 struct walker {
     const struct zt_spec *spec;
     const struct zt_unit_layout *layout;
     const struct zt_policy *policy;
     const struct zt_recipe *recipe;
-    struct zt_model_walk walk;
-    int n, at; /* places of the walk */
-    int shard, replicate, slices;
-    enum zt_reshard reshard;
+    struct zt_walk walk;
+    int at; /* place of the walk */
+    int shard, replicate;
     bool *whole, *sliced;      /* by group: gathered, kept in slices */
     int *backward, *left;      /* by group: units of backward that add to it */
     bool every_micro, last;
@@ -23,18 +22,6 @@ struct walker {
     int (*each)(void *, const struct zt_traffic_event *);
     void *arg;
 };
-
-static int unit_at(const struct walker *w, int place) {
-    return place < w->walk.n_forward ? w->walk.forward[place]
-                                     : w->walk.backward[place - w->walk.n_forward];
-}
-
-static bool uses(const struct walker *w, int unit, int group) {
-    const struct zt_unit_layout *l = w->layout;
-    for (int k = l->unit_first[unit]; k < l->unit_first[unit + 1]; k++)
-        if (l->unit_groups[k] == group) return true;
-    return false;
-}
 
 static bool gathered(const struct walker *w, int group) {
     return w->policy->gather == ZT_GATHER_BEFORE_USE && !w->layout->groups[group].persistent &&
@@ -61,13 +48,13 @@ static int tell(struct walker *w, enum zt_traffic_kind kind, enum zt_traffic_why
 
 static int ask(struct walker *w, int place) {
     const struct zt_unit_layout *l = w->layout;
-    int unit = unit_at(w, place), rc = 0;
+    int unit = w->walk.unit[place], rc = 0;
     for (int k = l->unit_first[unit]; k < l->unit_first[unit + 1] && !rc; k++) {
         int g = l->unit_groups[k];
         if (!gathered(w, g) || w->whole[g]) continue;
-        int size = w->sliced[g] ? w->slices : w->shard;
+        int size = w->sliced[g] ? w->walk.slices : w->shard;
         w->whole[g] = true;
-        w->held += copy_bytes(w, g, 1) - (w->sliced[g] ? copy_bytes(w, g, w->slices) : 0);
+        w->held += copy_bytes(w, g, 1) - (w->sliced[g] ? copy_bytes(w, g, w->walk.slices) : 0);
         w->sliced[g] = false;
         rc = tell(w, ZT_TRAFFIC_GATHER,
                   place < w->walk.n_forward ? ZT_TRAFFIC_FORWARD : ZT_TRAFFIC_BACKWARD,
@@ -76,22 +63,14 @@ static int ask(struct walker *w, int place) {
     return rc;
 }
 
-static bool kept(const struct walker *w, int group) {
-    const struct zt_model_walk *k = &w->walk;
-    return w->reshard == ZT_RESHARD_FALSE ||
-           (w->reshard == ZT_RESHARD_DEFAULT &&
-            (uses(w, k->forward[0], group) || uses(w, k->forward[k->n_forward - 1], group)));
-}
-
 static void let_go(struct walker *w, int group) {
-    int next = w->at + 1;
-    while (next < w->n && !uses(w, unit_at(w, next), group)) next++;
-    if (next < w->n && (kept(w, group) || next <= w->at + 1 + w->spec->parallelism.prefetch)) return;
+    enum zt_walk_fate fate = zt_walk_after(&w->walk, group, w->at, w->walk.n);
+    if (fate == ZT_WALK_STAYS) return;
     w->whole[group] = false;
     w->held -= copy_bytes(w, group, 1);
-    if (next < w->n && w->slices) {
+    if (fate == ZT_WALK_SLICED) {
         w->sliced[group] = true;
-        w->held += copy_bytes(w, group, w->slices);
+        w->held += copy_bytes(w, group, w->walk.slices);
     }
 }
 
@@ -116,8 +95,8 @@ static int visit(struct walker *w) {
     const struct zt_unit_layout *l = w->layout;
     const bool backward = w->at >= w->walk.n_forward;
     int64_t *peak = backward ? &w->peak.backward : &w->peak.forward;
-    int unit = unit_at(w, w->at), rc = 0;
-    for (int i = w->at; i <= w->at + w->spec->parallelism.prefetch && i < w->n && !rc; i++)
+    int unit = w->walk.unit[w->at], rc = 0;
+    for (int i = w->at; i <= w->at + w->walk.prefetch && i < w->walk.n && !rc; i++)
         rc = ask(w, i);
     if (w->held > *peak) *peak = w->held;
     for (int k = l->unit_first[unit]; k < l->unit_first[unit + 1] && !rc; k++) {
@@ -132,7 +111,7 @@ static int visit(struct walker *w) {
 static int micro_step(struct walker *w) {
     int rc = 0;
     for (int g = 0; g < w->layout->n_groups; g++) w->left[g] = w->backward[g];
-    for (w->at = 0; w->at < w->n && !rc; w->at++) rc = visit(w);
+    for (w->at = 0; w->at < w->walk.n && !rc; w->at++) rc = visit(w);
     return rc;
 }
 
@@ -154,15 +133,10 @@ static int updated(struct walker *w) {
 static int prepare(struct walker *w, const struct zt_model_table *table, struct zt_error *err) {
     const struct zt_spec *s = w->spec;
     size_t groups = (size_t)w->layout->n_groups + 1;
-    int rc = zt_model_walk_build(table, &w->walk, err);
+    int rc = zt_walk_build(s, w->policy, s->parallelism.shard, table, w->layout, &w->walk, err);
     if (rc) return rc;
-    w->n = w->walk.n_forward + w->walk.n_backward;
     w->shard = s->parallelism.shard;
     w->replicate = s->parallelism.replicate;
-    w->reshard = s->parallelism.reshard;
-    if (w->reshard == ZT_RESHARD_DEFAULT && s->parallelism.mode == ZT_ZERO3)
-        w->reshard = ZT_RESHARD_TRUE;
-    if (w->reshard == ZT_RESHARD_INT) w->slices = s->parallelism.reshard_int;
     w->every_micro = w->policy->when == ZT_WHEN_EVERY_MICRO_STEP && !s->parallelism.no_sync;
     w->whole = calloc(groups, sizeof *w->whole);
     w->sliced = calloc(groups, sizeof *w->sliced);
@@ -170,8 +144,8 @@ static int prepare(struct walker *w, const struct zt_model_table *table, struct 
     w->left = calloc(groups, sizeof *w->left);
     if (!w->whole || !w->sliced || !w->backward || !w->left)
         return zt_fail(err, ZT_ENOMEM, "no host memory for the collectives of a step");
-    for (int i = w->walk.n_forward; i < w->n; i++)
-        for (int g = 0; g < w->layout->n_groups; g++) w->backward[g] += uses(w, unit_at(w, i), g);
+    for (int g = 0; g < w->layout->n_groups; g++)
+        w->backward[g] = zt_walk_backward_units(&w->walk, g);
     return 0;
 }
 
@@ -193,7 +167,7 @@ int zt_traffic_step(const struct zt_spec *spec, const struct zt_model_table *tab
     }
     if (!rc) rc = updated(&w);
     if (!rc && peak) *peak = w.peak;
-    zt_model_walk_free(&w.walk);
+    zt_walk_free(&w.walk);
     free(w.whole);
     free(w.sliced);
     free(w.backward);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/traffic.h: the collectives of one optimizer step, worked out from the layout and the
  * mode alone: what `zctl explain` tells before a run, and what a run's counted bytes are held against.
- * The rules are those at the top of runtime_gather.c and runtime_reduce.c. Pure; the caller owns all. */
+ * The rules are those at the top of walk.h and runtime_reduce.c. Pure; the caller owns all. */
 #ifndef ZT_ENGINE_TRAFFIC_H
 #define ZT_ENGINE_TRAFFIC_H
 #include "core/spec.h"
