@@ -459,22 +459,22 @@ static void decide_pending(struct zt_machine *m, struct mc_run *r) {
         struct mc_worker *w = mc_rank_worker(m, &r->ranks[peer]);
         if (!w || mc_worker_silent(m, w)) silent = peer;
     }
-    const char *said = r->pending.message;
     int by = r->pending.rank;
+    const char *said = r->pending.message; /* opens with the rank that says it */
     if (silent >= 0) {
         mc_fail(m, r, silent, NULL, ZT_REASON_WORKER_LOST, -1,
-                "worker %s (rank %d) does not answer; rank %d: %.400s",
-                r->ranks[silent].row.worker_id, silent, by, said);
+                "worker %s (rank %d) does not answer; %.400s",
+                r->ranks[silent].row.worker_id, silent, said);
     } else if (r->pending.reason == ZT_REASON_COMM_TIMEOUT) {
         int who = peer >= 0 ? peer : mc_laggard(m, r);
         if (who < 0) who = by;
         mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
-                "rank %d on %s held up its group at step %lld; rank %d: %.400s", who,
-                r->ranks[who].row.worker_id, (long long)r->ranks[who].step + 1, by, said);
+                "rank %d on %s held up its group at step %lld; %.400s", who,
+                r->ranks[who].row.worker_id, (long long)r->ranks[who].step + 1, said);
     } else {
         int who = peer >= 0 ? peer : by;
         mc_fail(m, r, who, NULL, ZT_REASON_COMM_ERROR, -1,
-                "rank %d lost a peer, and no rank reports why; rank %d: %.400s", by, by, said);
+                "rank %d lost a peer, and no rank reports why; %.400s", by, said);
     }
 }
 

@@ -215,9 +215,11 @@ void ds_rest(struct ds *d) {
         apply_rule(d, &rules[i]);
     for (int i = 0; i < d->n; i++) {
         struct leaf *l = &d->leaf[i];
-        if (json_is_object(l->value) && holds_keys(l->path))
+        if (!holds_keys(l->path))
+            continue;
+        if (json_is_object(l->value) || json_is_null(l->value))
             ds_say(d, l, ZT_DS_SAME, "empty: the defaults");
-        else if (holds_keys(l->path) && !json_is_null(l->value))
+        else
             ds_say(d, l, ZT_DS_REFUSED, "expected a mapping: {...}");
     }
 }

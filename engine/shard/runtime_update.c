@@ -88,8 +88,9 @@ static int refuse_nonfinite(struct zt_runtime *r, const struct norm *n, struct z
         if (rc) return rc;
     }
     return zt_fail(err, ZT_ENAN,
-                   "step %lld: the gradient of %s is not finite (first such tensor; in rank %d's "
-                   "part, after the sum over ranks); no parameter was changed. Lower optimizer.lr, "
+                   "step %lld: the gradient of %s is not finite, or above 524288, where the exact "
+                   "norm ends (first such tensor; in rank %d's part, after the sum over ranks); "
+                   "no parameter was changed. Lower optimizer.lr, "
                    "look at the data of this step, or set precision.nonfinite: skip",
                    (long long)r->step, first < 0 ? "?" : r->env.table->tensors[first].name, rank);
 }

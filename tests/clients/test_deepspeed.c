@@ -334,6 +334,8 @@ static void refused(const char *json, const char *message) {
 /* What is no configuration is refused with its place; nothing crashes. */
 /* A section that is empty says nothing; one that is no mapping is refused by what it is. */
 Test(convert, sections_without_keys) {
+    with("\"zero_optimization\": null", 1);
+    expect_row("zero_optimization", ZT_DS_SAME, "empty");
     with("\"zero_optimization\": {}, \"optimizer\": {\"params\": {}}", 1);
     expect_row("zero_optimization", ZT_DS_SAME, "empty");
     expect_row("optimizer.params", ZT_DS_SAME, "empty");

@@ -244,6 +244,7 @@ Test(faults, only_consequences_and_a_silent_worker) {
     cr_assert_eq(bench_state(r), ZT_RUN_STOPPING);
     cr_assert_eq(B.run[r].reason, ZT_REASON_WORKER_LOST);
     cr_assert_eq(B.run[r].cause_rank, 2);
+    cr_assert(strstr(B.run[r].detail, "does not answer; rank 0: it broke"), "%s", B.run[r].detail);
 }
 Test(faults, only_consequences_and_everybody_there) {
     int r = running(3);
