@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/plan/plan.h: what a run will need and how long its step takes, before anything runs. Not a
+ * formula beside the trainer: the trainer itself (engine/train.c) on a simulated device, so that
+ *   exact      every byte that goes through the allocator: peaks, phases, composition, per rank
+ *   estimated  every time (core/cost.h)
+ *   stated     what lies outside the allocator (zt_cost_device.outside_bytes)
+ *
+ * One rank stands for all that are alike: ranks differ only in how many rows their last evaluation
+ * batch has, so there are one or two shapes, however many ranks.
+ *
+ * What is simulated (D6): metrics.warmup_steps + 2 steps as the run would do them; where evaluations
+ * come later, two of them with a step after each. Windows that the run would not have do not occur.
+ * A full window of micro-steps is assumed for every step.
+ *
+ * The caller owns a plan until zt_plan_free. Pure but for malloc; no file, no thread; any thread. */
+#ifndef ZT_ENGINE_PLAN_H
+#define ZT_ENGINE_PLAN_H
+#include "core/cost.h"
+#include "core/spec.h"
+#include "engine/comm/comm.h"
+#include "engine/device/alloc.h"
+#include "engine/report.h"
+
+/* Rows of `zctl memory` (D6); save and load occur once there are checkpoints. */
+enum zt_window_name {
+    ZT_WINDOW_INIT = 0, ZT_WINDOW_FIRST_STEP, ZT_WINDOW_STEADY, ZT_WINDOW_EVAL, ZT_WINDOW_SAVE, ZT_WINDOW_LOAD,
+    ZT_WINDOW_COUNT
+};
+const char *zt_window_name(enum zt_window_name w); /* "init", "first_step", ... */
+
+struct zt_plan_config {
+    const struct zt_spec *spec;          /* resolved */
+    const struct zt_cost_device *device;
+    int64_t capacity_bytes;              /* of the allocator, per rank; 0: device->memory_bytes - outside_bytes */
+    int ranks_per_host;                  /* 0: device->ranks_per_host; of cpu: all */
+    int64_t train_samples, valid_samples;/* of the data sets; -1: not known, every batch is full */
+    double straggler;                    /* > 1: one rank of the world computes so many times slower */
+    bool on_straggler;                   /* the plan is of that rank; else of one that waits for it */
+    bool details;                        /* schedule, spans and curve too */
+    struct zt_alloc_watch watch;         /* of shape 0; fn NULL = nobody */
+};
+
+/* Ranks that are alike: data-parallel index in [dp_from, dp_to). */
+struct zt_plan_shape {
+    int rank, dp_from, dp_to;            /* rank: the lowest of them */
+    bool occurs[ZT_WINDOW_COUNT];
+    struct zt_window_peak window[ZT_WINDOW_COUNT];
+};
+
+/* A unit as it will be, after defaults. */
+struct zt_plan_unit {
+    char name[32];
+    int64_t parameters, trainable;       /* logical elements */
+    int64_t padded;                      /* elements of its groups with gaps and padding */
+    int groups;                          /* collectives that gather it, or reduce it */
+    bool gathered;                       /* made whole before use; else whole all the time (or a shared shard) */
+    enum { ZT_AFTER_FORWARD_KEPT = 0, ZT_AFTER_FORWARD_FREED, ZT_AFTER_FORWARD_SLICED } after_forward;
+    int slices;                          /* reshard_after_forward: m */
+    int prefetch;                        /* units ahead */
+};
+
+/* Allocated bytes over one steady step, a point for every change. */
+struct zt_plan_point { int64_t at_ns; enum zt_phase phase; int64_t by_tag[ZT_TAG_COUNT], reserved; const char *what; };
+
+struct zt_plan {
+    bool fits;                           /* in capacity_bytes */
+    struct zt_oom oom;                   /* when not: where the real device would run out ... */
+    int64_t oom_step;
+    /* ... and every figure below is that of a device without a limit */
+    int64_t capacity_bytes, outside_bytes;
+    int64_t peak_allocated_bytes, peak_reserved_bytes; /* over all windows and shapes */
+    enum zt_window_name peak_window;     /* of the allocated peak */
+    enum zt_phase phase_of_peak;
+    int64_t at_peak[ZT_TAG_COUNT];       /* sums to peak_allocated_bytes */
+    struct zt_state_bytes persistent;    /* requested bytes (D4) */
+    int n_shapes;
+    struct zt_plan_shape shape[2];
+
+    int64_t parameters, trainable;
+    int world, dp_size;
+    int64_t accumulation, global_batch, tokens_per_step, total_steps; /* total_steps 0: by epochs, not known */
+    int64_t total_tokens;                /* 0: not known */
+
+    /* one steady step (estimated; sent bytes exact) */
+    double step_seconds, forward_seconds, backward_seconds, optimizer_seconds, tokens_per_second;
+    double flops_per_token;              /* 6 (N - N_embed) + 12 L H Q T (docs/planner.md); MFU's numerator */
+    struct zt_exposed exposed;
+    double straggler_wait_seconds;
+    int64_t sent_bytes;
+
+    int n_units;
+    struct zt_plan_unit *units;
+    /* details */
+    int64_t n_collectives;               /* of that step, in order of queueing; ns since its start */
+    struct zt_coll_record *collectives;
+    int64_t *exposed_ns, *stall_ns;      /* beside them */
+    size_t n_spans;                      /* compute, stalls: ns since its start */
+    struct zt_interval *spans;
+    size_t n_curve;
+    struct zt_plan_point *curve;         /* in the same clock */
+};
+
+/* 0, also when the run does not fit. Fails on a specification the trainer refuses. */
+int zt_plan_make(const struct zt_plan_config *c, struct zt_plan **out, struct zt_error *err);
+void zt_plan_free(struct zt_plan *p);
+
+/* The same run in another mode on the same ranks: `mode` with its degrees (ddp: all replicate; the
+ * others: as many replicas as the file asks for when it shards, else one). The copy shares `verbatim`
+ * with spec and is not to be freed. ZT_EINVAL: the mode cannot take this run (recipe, divisibility);
+ * the message says why. */
+int zt_plan_mode(const struct zt_spec *spec, enum zt_mode mode, struct zt_spec *out, struct zt_error *err);
+
+#endif
