@@ -163,6 +163,7 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
                                 .world = j->world,
                                 .generation = 1,
                                 .device = "cpu",
+                                .kernels = &zt_kernels_cpu,
                                 .capacity_bytes = zt_default_capacity(j->world),
                                 .threads = j->threads,
                                 .inject = j->alpha_us || j->ps_per_byte ? &cost : NULL};

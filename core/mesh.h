@@ -11,6 +11,8 @@ struct zt_coords { int replicate, shard, tensor; }; /* 0-based */
 
 /* Most ranks of a communicator, and so of a run. */
 #define ZT_RANKS_MAX 256
+/* Most ranks that a plan may be made for. */
+#define ZT_PLAN_RANKS_MAX 65536
 
 enum zt_axis { ZT_AXIS_WORLD = 0, ZT_AXIS_TENSOR, ZT_AXIS_SHARD, ZT_AXIS_REPLICATE, ZT_AXIS_DP };
 

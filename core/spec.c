@@ -628,7 +628,7 @@ static void check_all(struct parse *p) {
     zt_check_alone(&p->problems, s);
     int64_t workers = zt_spec_workers_known(s);
     bool number_bad = p->problems.key_bad[zt_schema_find("workers")];
-    if (workers > 65536)
+    if (workers > ZT_PLAN_RANKS_MAX)
         zt_problem(&p->problems, zt_schema_find("parallelism"),
                    "the degrees make %lld workers; at most 65536", (long long)workers);
     else if (workers > 0 && !number_bad) {
@@ -710,6 +710,11 @@ out:
 }
 
 int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct zt_error *err) {
+    return zt_spec_resolve_up_to(spec, workers, ZT_RANKS_MAX, file, err);
+}
+
+int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const char *file,
+                          struct zt_error *err) {
     struct zt_problems p = {.file = file, .spec = spec};
     locale_t c, before = enter_c_locale(&c);
     if (workers <= 0)
@@ -717,13 +722,14 @@ int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct 
     if (workers <= 0)
         zt_problem(&p, zt_schema_find("workers"),
                    "the file does not say how many; add workers: N, or give --workers N");
-    else if (workers > 65536)
-        zt_problem(&p, zt_schema_find("workers"), "%d is out of range: must be 1..65536", workers);
-    else if (workers > ZT_RANKS_MAX)
+    else if (workers > ZT_PLAN_RANKS_MAX)
+        zt_problem(&p, zt_schema_find("workers"), "%d is out of range: must be 1..%d", workers,
+                   ZT_PLAN_RANKS_MAX);
+    else if (workers > most)
         zt_problem(&p, zt_schema_find("workers"),
                    "%d ranks are more than the %d that a run may have in this version; take fewer, smaller "
                    "degrees or more accumulation",
-                   workers, ZT_RANKS_MAX);
+                   workers, most);
     else
         zt_check_mesh(&p, spec, workers);
     leave_c_locale(c, before);

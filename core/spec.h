@@ -148,6 +148,9 @@ int zt_spec_parse(const char *text, size_t bytes, const char *file, const char *
  * and training.global_batch_size hold final numbers. */
 int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct zt_error *err);
 
+/* The same for more ranks than a run may have: for plans, most up to ZT_PLAN_RANKS_MAX. */
+int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const char *file, struct zt_error *err);
+
 struct zt_mesh zt_spec_mesh(const struct zt_spec *s);              /* after resolve */
 int64_t zt_spec_accumulation(const struct zt_spec *s);             /* micro-steps per full window */
 struct zt_schedule zt_spec_schedule(const struct zt_spec *s, int64_t total_steps);

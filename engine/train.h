@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/train.h: the trainer as a library: one rank, from the specification to the last step. The
- * worker calls it to train; later commands call it on a simulated device to plan.
+ * worker calls it to train, engine/plan on a simulated device to plan.
  *
  * zt_train blocks; hooks are called on the same thread. It never exits the process and never waits
  * for the coordinator except in `comm_id`. */
@@ -11,15 +11,19 @@
 #include "engine/comm/comm.h"
 #include "engine/device/alloc.h"
 #include "engine/report.h"
+#include "kernels/ops.h"
 
 struct zt_train_config {
     const struct zt_spec *spec;   /* resolved for `world` */
     int rank, local_rank, world;
     uint32_t generation;
-    const char *device;           /* "cpu" */
+    const char *device;           /* "cpu", "sim" */
     int64_t capacity_bytes;
     int threads;
-    const char *isa, *gemm;       /* NULL = best */
+    const struct zt_kernels *kernels; /* of the device: zt_kernels_cpu, zt_kernels_sim */
+    const char *isa, *gemm;       /* cpu; NULL = best */
+    const struct zt_sim *sim;     /* sim: what is simulated; no data set is opened */
+    struct zt_alloc_watch watch;  /* of the allocator; fn NULL = nobody */
     struct zt_progress *progress; /* may be NULL */
     size_t progress_bytes;
     bool several_hosts;           /* the ranks are on more than one */
@@ -42,6 +46,7 @@ struct zt_step_trace {
     int64_t dropped;              /* older ones that the event log had no room for */
     const struct zt_comm_group *groups; /* of this rank */
     int n_groups;
+    const struct zt_intervals *intervals; /* of the step: what it computed and where it stood still */
 };
 
 enum zt_event_level { ZT_EVENT_INFO = 0, ZT_EVENT_WARNING, ZT_EVENT_ERROR };

@@ -11,6 +11,7 @@
 static int read_rows(struct zt_trainer *t, int64_t first, int64_t n, int32_t *line,
                      struct zt_error *err) {
     int64_t T = t->spec->training.seq_len;
+    if (zt_trainer_sim(t)) return 0;
     for (int64_t i = 0; i < n; i++) {
         int rc = zt_dataset_read(t->valid_set, (first + i) * t->dp_size + t->dp_index, line, err);
         if (rc) return rc;
@@ -54,10 +55,18 @@ static int add_ranks(struct zt_trainer *t, struct zt_fixsum *loss, int64_t *vali
     return rc;
 }
 
+/* Simulated, and the data are not there: as many as make one full batch on every rank. */
+static int64_t samples(const struct zt_trainer *t) {
+    const struct zt_sim *sim = zt_trainer_sim(t);
+    if (!sim) return zt_dataset_samples(t->valid_set);
+    return sim->valid_samples < 0 ? t->spec->training.local_batch_size * t->dp_size
+                                  : sim->valid_samples;
+}
+
 int zt_trainer_eval(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     struct zt_unit_source source = zt_runtime_source(t->runtime);
-    int64_t B = s->training.local_batch_size, n = zt_dataset_samples(t->valid_set);
+    int64_t B = s->training.local_batch_size, n = samples(t);
     int64_t per_step = B * t->dp_size, start = zt_trainer_now(t);
     struct zt_fixsum loss;
     int rc = 0;

@@ -6,6 +6,7 @@
 #define ZT_ENGINE_TRAIN_INT_H
 #include "core/units.h"
 #include "engine/data/data.h"
+#include "engine/device/sim.h"
 #include "engine/model/model.h"
 #include "engine/optim/scaler.h"
 #include "engine/shard/runtime.h"
@@ -28,6 +29,9 @@ struct zt_window {
 /* 0, or ZT_ENOTFOUND at the end of the last epoch. local_batch bounds the rows of a micro-batch. */
 int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch, int64_t seq_len,
                    struct zt_error *err);
+/* A full window of which nobody reads a token. */
+int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch, int64_t seq_len,
+                       struct zt_error *err);
 void zt_window_free(struct zt_window *w);
 /* Valid tokens of the window over all ranks. Counts are static when no target can be masked: then
  * no message is needed, every data-parallel rank has as many as this one. */
@@ -82,6 +86,7 @@ struct zt_trainer {
     struct zt_device *device;
     struct zt_ledger ledger;
     struct zt_alloc *alloc;
+    const struct zt_kernels *kernels;
     const struct zt_ops *ops;
     struct zt_ops_ctx *ctx;
     struct zt_model_table table;
@@ -139,6 +144,11 @@ enum zt_reason zt_train_reason(int code, enum zt_stage stage);
 static inline bool zt_trainer_limited(const struct zt_trainer *t) {
     double limit = t->spec->memory.limit_gib * (double)ZT_GIB;
     return limit > 0 && limit < (double)t->config->capacity_bytes;
+}
+
+/* On a simulated device: no data is read, no memory touched. */
+static inline const struct zt_sim *zt_trainer_sim(const struct zt_trainer *t) {
+    return t->config->sim;
 }
 
 static inline int64_t zt_trainer_now(const struct zt_trainer *t) {

@@ -22,15 +22,23 @@ int64_t zt_default_capacity(int workers_on_host) {
     return bytes / step * step;
 }
 
+static void simulated_work(void *arg, struct zt_cost_work w) {
+    struct zt_trainer *t = arg;
+    zt_sim_work(t->device, zt_cost_ns(zt_trainer_sim(t)->device, w));
+}
+
 static int open_device(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_train_config *c = t->config;
     const struct zt_spec *s = t->spec;
-    struct zt_device_config dc = {c->device, (size_t)c->capacity_bytes};
+    struct zt_device_config dc = {c->device, (size_t)c->capacity_bytes, c->sim};
+    struct zt_kernels_config kc = {c->threads, c->isa, c->gemm, simulated_work, t};
     struct zt_alloc_options ao = {.max_split_size =
                                       (size_t)(s->memory.max_split_size_mib * (double)ZT_MIB),
                                   .gc_threshold = s->memory.gc_threshold,
-                                  .poison = ZT_FAILPOINT("engine.poison")};
+                                  .poison = ZT_FAILPOINT("engine.poison"),
+                                  .watch = c->watch};
     int rc = 0;
+    if (!c->kernels) TRY(zt_fail(err, ZT_EINVAL, "trainer: no kernels were given"));
     t->recipe = zt_recipe_find(s->precision.recipe);
     if (!t->recipe || !t->recipe->supported)
         TRY(zt_fail(err, ZT_EUNSUPPORTED, "precision.recipe: %s is not in this version; use fp32",
@@ -47,8 +55,9 @@ static int open_device(struct zt_trainer *t, struct zt_error *err) {
     zt_ledger_init(&t->ledger);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_INIT);
     TRY(zt_alloc_create(t->device, &t->ledger, &ao, &t->alloc, err));
-    TRY(zt_ops_cpu_create(c->threads < 1 ? 1 : c->threads, c->isa, c->gemm, &t->ctx, err));
-    t->ops = zt_ops_cpu();
+    TRY(c->kernels->create(&kc, &t->ctx, err));
+    t->kernels = c->kernels;
+    t->ops = t->kernels->table();
     zt_progress_phase(t, ZT_PHASE_INIT);
 out:
     return rc;
@@ -92,6 +101,12 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
                                    .event_arg = t};
     int rc = 0;
     t->stage = ZT_STAGE_DATA;
+    t->counts_static = true; /* neither text nor token shards can mask a target */
+    if (zt_trainer_sim(t)) {
+        t->total_steps = zt_trainer_sim(t)->total_steps;
+        t->schedule = zt_spec_schedule(s, t->total_steps);
+        return 0;
+    }
     if (!s->dataset.path[0])
         TRY(zt_fail(err, ZT_EUNSUPPORTED,
                     "dataset.sources is not in this version; give dataset.path"));
@@ -129,8 +144,6 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
     t->schedule = zt_spec_schedule(s, t->total_steps);
     tell_warmup(t);
     tell_notes(t);
-    /* Neither text nor token shards can mask a target, so every window's count is known. */
-    t->counts_static = true;
 out:
     return rc;
 }
@@ -194,7 +207,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     int *ranks = calloc((size_t)c->world, sizeof *ranks), rc = 0;
     t->stage = ZT_STAGE_COMM;
     if (!ranks) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
-    if (c->world > 1) {
+    if (c->world > 1 && !zt_trainer_sim(t)) {
         const struct zt_comm_site site = {c->host, c->address, 0};
         if (c->several_hosts) TRY(zt_comm_door_open(&site, &door, err));
         if (c->rank == 0) TRY(zt_comm_mint_at(door, &id, err));
@@ -208,6 +221,8 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
                               c->progress_bytes - ZT_PROGRESS_RING));
+    if (c->sim && c->sim->log)
+        TRY(zt_comm_log_place(t->world, c->sim->log, c->sim->log_bytes));
     if (c->inject) zt_comm_inject(t->world, c->inject);
     if (c->progress) zt_comm_watch(t->world, &c->progress->held_by);
     TRY(split(t, ZT_AXIS_TENSOR, "tensor", ranks, &t->tensor, err));
@@ -288,8 +303,8 @@ static void own_start(const struct zt_trainer *t, int64_t own[A_COUNT]) {
         h = XXH3_64bits_withSeed(d->name, strlen(d->name), h ^ (uint64_t)d->numel);
     }
     own[A_SPEC] = (int64_t)h;
-    own[A_TRAIN] = (int64_t)zt_dataset_digest(t->train_set);
-    own[A_TRAIN_SAMPLES] = zt_dataset_samples(t->train_set);
+    own[A_TRAIN] = t->train_set ? (int64_t)zt_dataset_digest(t->train_set) : 0;
+    own[A_TRAIN_SAMPLES] = t->train_set ? zt_dataset_samples(t->train_set) : 0;
     own[A_VALID] = t->valid_set ? (int64_t)zt_dataset_digest(t->valid_set) : 0;
     own[A_VALID_SAMPLES] = t->valid_set ? zt_dataset_samples(t->valid_set) : 0;
 }
@@ -395,7 +410,7 @@ void zt_trainer_close(struct zt_trainer *t, bool failed) {
     zt_dataset_close(t->valid_set);
     zt_dataset_close(t->train_set);
     zt_model_table_free(&t->table);
-    zt_ops_cpu_destroy(t->ctx);
+    if (t->kernels) t->kernels->destroy(t->ctx);
     if (t->device) zt_device_close(t->device);
     zt_intervals_free(&t->intervals);
     zt_trace_free(&t->trace);

@@ -101,7 +101,7 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
     r->reserved_at_peak_bytes = l->reserved_at_peak;
     r->max_unused_reserved_bytes = l->max_unused_reserved;
     r->end_of_step_allocated_bytes = l->allocated;
-    r->outside_allocator_bytes = t->config->unmeasured ? -1 : outside_bytes();
+    r->outside_allocator_bytes = t->config->unmeasured || zt_trainer_sim(t) ? -1 : outside_bytes();
     r->persistent_parameters = b.parameters;
     r->persistent_gradients = b.gradients;
     r->persistent_optimizer = b.optimizer;
@@ -114,12 +114,12 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err) {
 void zt_report_dtypes(struct zt_trainer *t) {
     struct zt_dtypes_report d = {
         .rank = t->config->rank, .generation = t->config->generation, .step = t->step};
-    const char *how = zt_ops_cpu_compute(t->ctx, t->recipe->compute);
+    const char *how = t->kernels->compute(t->ctx, t->recipe->compute);
     if (t->dtypes_told || !t->hooks->dtypes || zt_runtime_updates(t->runtime) < 1) return;
     t->dtypes_told = true;
     snprintf(d.recipe, sizeof d.recipe, "%s", t->recipe->name);
     snprintf(d.compute, sizeof d.compute, "%s", how ? how : "?");
-    snprintf(d.kernels, sizeof d.kernels, "%s", zt_ops_cpu_describe(t->ctx));
+    snprintf(d.kernels, sizeof d.kernels, "%s", t->kernels->describe(t->ctx));
     zt_runtime_dtypes(t->runtime, &d);
     /* The model allocates its activations and calls its kernels in this type. */
     int compute = (int)t->recipe->compute;

@@ -75,6 +75,12 @@ out:
 /* Loads the next window that has a token to learn from. */
 static int next_window(struct zt_trainer *t, int64_t *valid, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
+    if (zt_trainer_sim(t)) {
+        *valid = zt_spec_accumulation(s) * s->training.local_batch_size * s->training.seq_len *
+                 t->dp_size;
+        return zt_window_simulate(&t->window, zt_spec_accumulation(s),
+                                  s->training.local_batch_size, s->training.seq_len, err);
+    }
     for (;;) {
         int rc = zt_window_load(&t->window, t->loader, s->training.local_batch_size,
                                 s->training.seq_len, err);

@@ -66,6 +66,7 @@ int zt_trace_end(struct zt_trainer *t, struct zt_error *err) {
     out.n_groups = zt_comm_groups(t->world, groups, GROUPS);
     if (out.n_groups > GROUPS) out.n_groups = GROUPS;
     out.groups = groups;
+    out.intervals = &t->intervals;
     t->hooks->collectives(t->hooks->arg, &out);
     return 0;
 }

@@ -9,6 +9,7 @@
 static int grow(struct zt_window *w, int64_t micros, struct zt_error *err) {
     if (micros <= w->capacity_micros) return 0;
     size_t n = (size_t)micros * (size_t)w->capacity_rows * (size_t)w->seq_len;
+    if (!n) n = 1;
     int32_t *tokens = realloc(w->tokens, n * sizeof *tokens);
     if (tokens) w->tokens = tokens;
     int32_t *targets = realloc(w->targets, n * sizeof *targets);
@@ -48,6 +49,19 @@ int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch
         if ((rc = grow(w, b.window_micros, err))) return rc;
         put(w, &b);
     } while (w->micros < b.window_micros);
+    return 0;
+}
+
+int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch, int64_t seq_len,
+                       struct zt_error *err) {
+    w->seq_len = seq_len;
+    w->capacity_rows = 0; /* every micro-batch "is" at the start of an empty array */
+    int rc = grow(w, micros, err);
+    if (rc) return rc;
+    w->micros = micros;
+    for (int64_t i = 0; i < micros; i++) w->rows[i] = local_batch;
+    w->total_rows = micros * local_batch;
+    w->input_tokens = w->valid_tokens = w->total_rows * seq_len;
     return 0;
 }
 

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "core/cost.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/fixsum.h"
@@ -162,7 +163,36 @@ struct zt_ops {
     /* Fills n elements of a logical tensor from logical index `first`: N(0, std) by Philox (D10). */
     int (*fill_normal)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed, uint32_t tensor,
                        uint64_t first, int64_t n, double std, struct zt_error *err);
+
+    /* What the host asks the device for, besides the sums above. */
+    /* *valid += targets that are not -1 */
+    int (*count_targets)(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
+                         struct zt_error *err);
+    /* sum (low, high word) += XXH3-128 of (tensor u32, first + i u64, bits of v[i] as fp32 u32), all
+     * little-endian, over i < n, mod 2^128 (D12). fp32 and bf16. */
+    int (*hash_values)(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
+                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err);
 };
+
+/* How the operators of a device come to be: what a trainer is given. create: the context is the
+ * caller's until destroy. describe, compute: see zt_ops_cpu_describe, zt_ops_cpu_compute. */
+struct zt_kernels_config {
+    int threads;           /* cpu; < 1 = 1 */
+    const char *isa, *gemm; /* cpu; NULL = best */
+    /* sim: told of the work that an operator would be */
+    void (*work)(void *arg, struct zt_cost_work w);
+    void *work_arg;
+};
+struct zt_kernels {
+    const char *device;
+    const struct zt_ops *(*table)(void);
+    int (*create)(const struct zt_kernels_config *c, struct zt_ops_ctx **out, struct zt_error *err);
+    void (*destroy)(struct zt_ops_ctx *x);
+    const char *(*describe)(const struct zt_ops_ctx *x);
+    const char *(*compute)(const struct zt_ops_ctx *x, enum zt_dtype t);
+};
+extern const struct zt_kernels zt_kernels_cpu; /* kernels/cpu */
+extern const struct zt_kernels zt_kernels_sim; /* kernels/sim: operators that only cost */
 
 /* CPU. threads >= 1; isa NULL = best of sse2, avx2, avx512 that the machine has; gemm NULL or "auto"
  * = onednn, else "openblas" or "onednn". Refuses what is not there. */

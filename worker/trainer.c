@@ -593,6 +593,7 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
         struct zt_train_config c = {
             .spec = &t->spec, .rank = (int)a->rank, .local_rank = (int)a->local_rank, .world = (int)a->world,
             .generation = t->start->generation, .device = t->start->device,
+            .kernels = &zt_kernels_cpu,
             .capacity_bytes = (int64_t)t->start->capacity_bytes, .threads = (int)t->start->threads,
             .isa = t->start->isa, .gemm = t->start->gemm, .progress = progress, .progress_bytes = progress_bytes,
             .host = t->start->host, .address = t->start->address,

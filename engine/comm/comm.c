@@ -19,6 +19,7 @@
 #include "engine/comm/comm_impl.h"
 #include "engine/comm/reduce.h"
 #include "engine/comm/tcp.h"
+#include "engine/device/sim.h"
 #include "core/sys.h"
 #include "core/units.h"
 
@@ -201,18 +202,19 @@ static int open_world(struct zt_comm *c, const struct zt_comm_id *id, struct zt_
     return tcp_open(c, &l.shm, &zero, d, timeout_ns, err);
 }
 
-static int check_init(const struct zt_comm_id *id, int rank, int world, double timeout_s,
-                      struct zt_error *err) {
-    if (world < 1 || world > ZT_COMM_MAX_RANKS)
+static int check_init(const struct zt_comm_id *id, int rank, int world, bool simulated,
+                      double timeout_s, struct zt_error *err) {
+    const int most = simulated ? ZT_PLAN_RANKS_MAX : ZT_COMM_MAX_RANKS;
+    if (world < 1 || world > most)
         return zt_fail(err, ZT_EINVAL, "communicator: a world of %d ranks is not in 1 to %d", world,
-                       ZT_COMM_MAX_RANKS);
+                       most);
     if (rank < 0 || rank >= world)
         return zt_fail(err, ZT_EINVAL, "communicator: rank %d is not in a world of %d", rank,
                        world);
     if (!(timeout_s > 0 && timeout_s < 1e9))
         return zt_fail(err, ZT_EINVAL, "communicator: a time-out of %g s is not above 0",
                        timeout_s);
-    if (world > 1 && !id)
+    if (world > 1 && !id && !simulated)
         return zt_fail(err, ZT_EINVAL, "communicator: rank %d has no id to meet the others by",
                        rank);
     return 0;
@@ -225,12 +227,15 @@ int zt_comm_init_at(struct zt_comm_door *door, const struct zt_comm_id *id, int 
     struct zt_comm *c = NULL;
     if (!err) err = &local;
     *out = NULL;
-    int rc = check_init(id, rank, world, timeout_s, err);
+    const bool simulated = zt_device_sim(d) != NULL;
+    int rc = check_init(id, rank, world, simulated, timeout_s, err);
     if (!rc) {
         c = zt_comm_new(NULL, d, "world", NULL, world, rank, world, err);
         rc = c ? 0 : ZT_ENOMEM;
     }
-    if (!rc && world == 1)
+    if (!rc && simulated)
+        c->impl = &zt_comm_sim;
+    else if (!rc && world == 1)
         c->impl = &zt_comm_self;
     else if (!rc)
         rc = open_world(c, id, &door, timeout_s, err);
@@ -337,6 +342,23 @@ static void end_turn(struct zt_comm *c, int64_t seq) {
 }
 
 /* ---- one collective ---- */
+
+int64_t zt_comm_sent_bytes(const struct zt_comm *c, enum zt_coll kind, int64_t count, size_t size,
+                           int root) {
+    int64_t lo, hi, others = c->size - 1, bytes = count * (int64_t)size;
+    switch (kind) {
+    case ZT_COLL_ALL_REDUCE:
+        zt_share(count, c->size, c->rank, &lo, &hi);
+        return 2 * others * (hi - lo) * (int64_t)size;
+    case ZT_COLL_REDUCE_SCATTER:
+    case ZT_COLL_ALL_GATHER:
+        return others * bytes;
+    case ZT_COLL_BROADCAST:
+        return c->rank == root ? 0 : bytes;
+    default:
+        return 0;
+    }
+}
 
 static struct zt_comm_op *op_new(struct zt_comm_shared *s) {
     pthread_mutex_lock(&s->lock);
@@ -564,10 +586,11 @@ static int check_split(const struct zt_comm *parent, const char *name, const int
     if (n < 1 || n > parent->size)
         return zt_fail(err, ZT_EINVAL, "split of group \"%s\" into \"%s\": %d ranks of %d",
                        parent->name, name, n, parent->size);
-    for (int i = 0; i < n; i++) {
-        bool known = false;
-        for (int j = 0; j < parent->size; j++) known |= parent->ranks[j] == ranks[i];
-        if (!known || (i && ranks[i] <= ranks[i - 1]))
+    for (int i = 0, j = 0; i < n; i++) { /* both lists ascend */
+        bool ascends = !i || ranks[i] > ranks[i - 1];
+        while (ascends && j < parent->size && parent->ranks[j] < ranks[i]) j++;
+        bool known = !ascends || (j < parent->size && parent->ranks[j] == ranks[i]);
+        if (!known || !ascends)
             return zt_fail(err, ZT_EINVAL,
                            "split of group \"%s\" into \"%s\": rank %d at place %d is %s",
                            parent->name, name, ranks[i], i,

@@ -54,6 +54,8 @@ struct zt_comm *zt_comm_new(struct zt_comm_shared *shared, struct zt_device *d, 
                             const int *ranks, int size, int world_rank, int world_size,
                             struct zt_error *err); /* shared NULL = a new world; no impl yet */
 void zt_comm_free(struct zt_comm *c);
+/* Bytes read from or written to peers by a call of count elements (D13), the same for every path. */
+int64_t zt_comm_sent_bytes(const struct zt_comm *c, enum zt_coll kind, int64_t count, size_t size, int root);
 int64_t zt_clock_ns(void);
 void zt_cpu_relax(void);
 
@@ -63,6 +65,9 @@ extern const struct zt_comm_impl zt_comm_self;
 int zt_self_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op, enum zt_dtype t,
                        const void *send, void *recv, int64_t count, int group_root,
                        struct zt_coll_record *record, struct zt_error *err);
+
+/* sim.c */
+extern const struct zt_comm_impl zt_comm_sim;
 
 /* log.c */
 #define ZT_LOG_ENTRIES 4096

@@ -492,19 +492,7 @@ uint64_t shm_offset(const struct shm_world *w, const void *p, size_t bytes) {
 
 /* Bytes read from or written to peers (D13 of the decisions), the same for every path. */
 int64_t shm_sent_bytes(const struct zt_comm *c, const struct shm_call *k) {
-    int64_t lo, hi, others = c->size - 1, bytes = k->count * (int64_t)k->size;
-    switch (k->kind) {
-    case ZT_COLL_ALL_REDUCE:
-        zt_share(k->count, c->size, c->rank, &lo, &hi);
-        return 2 * others * (hi - lo) * (int64_t)k->size;
-    case ZT_COLL_REDUCE_SCATTER:
-    case ZT_COLL_ALL_GATHER:
-        return others * bytes;
-    case ZT_COLL_BROADCAST:
-        return c->rank == k->root ? 0 : bytes;
-    default:
-        return 0;
-    }
+    return zt_comm_sent_bytes(c, k->kind, k->count, k->size, k->root);
 }
 
 void shm_begin(struct zt_comm *c, const struct zt_coll_record *record, int64_t timeout_ns) {

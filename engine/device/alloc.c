@@ -34,11 +34,11 @@
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-#define JUNK 0xFF                     /* options.poison: NaN in every type */
+#define JUNK 0xFF /* options.poison: NaN in every type */
 #define MIN_BLOCK ((size_t)512)
-#define SMALL_LIMIT ZT_MIB            /* requests up to this go to the small pool */
+#define SMALL_LIMIT ZT_MIB /* requests up to this go to the small pool */
 #define SMALL_SEGMENT (2 * ZT_MIB)
-#define LARGE_LIMIT (10 * ZT_MIB)     /* below: a LARGE_SEGMENT; else rounded to ROUND_LARGE */
+#define LARGE_LIMIT (10 * ZT_MIB) /* below: a LARGE_SEGMENT; else rounded to ROUND_LARGE */
 #define LARGE_SEGMENT (20 * ZT_MIB)
 #define ROUND_LARGE (2 * ZT_MIB)
 #define MAX_STREAMS 32
@@ -47,19 +47,32 @@ struct pool;
 struct block {
     unsigned char *address;
     size_t size, requested;
-    struct block *prev, *next;   /* neighbours in the segment; next also chains spare nodes */
+    struct block *prev, *next; /* neighbours in the segment; next also chains spare nodes */
     struct pool *pool;
-    int stream;                  /* index into streams[] */
+    int stream; /* index into streams[] */
     bool allocated;
-    uint32_t uses;               /* bit i: streams[i] was recorded */
-    int events;                  /* not yet done */
-    uint64_t age_base;           /* pool->searches when it became free */
+    uint32_t uses;     /* bit i: streams[i] was recorded */
+    int events;        /* not yet done */
+    uint64_t age_base; /* pool->searches when it became free */
     enum zt_tag tag;
     char name[64];
 };
-struct pool { enum zt_pool kind; struct block **free; size_t n; uint64_t searches; };
-struct pending { struct zt_event *event; struct block *block; struct pending *next; };
-struct slab { struct slab *next; struct block blocks[128]; };
+struct pool {
+    enum zt_pool kind;
+    bool addresses_only; /* there is no memory that a tool could watch */
+    struct block **free;
+    size_t n;
+    uint64_t searches;
+};
+struct pending {
+    struct zt_event *event;
+    struct block *block;
+    struct pending *next;
+};
+struct slab {
+    struct slab *next;
+    struct block blocks[128];
+};
 
 struct zt_alloc {
     struct zt_device *device;
@@ -68,6 +81,7 @@ struct zt_alloc {
     size_t max_split;
     double gc_threshold;
     bool poison;
+    struct zt_alloc_watch watch;
     struct zt_alloc_stats stats;
     struct zt_oom oom;
     struct pool small, large;
@@ -76,10 +90,10 @@ struct zt_alloc {
     struct pending *first[MAX_STREAMS], *last[MAX_STREAMS], *idle_pending;
     struct slab *slabs;
     struct block *spare;
-    size_t n_spare, n_blocks;    /* unused nodes; nodes that exist */
-    struct block **live;         /* hash by address, open addressing */
-    struct block **order;        /* scratch for zt_alloc_each */
-    size_t n_live, room_live;    /* room is a power of two */
+    size_t n_spare, n_blocks; /* unused nodes; nodes that exist */
+    struct block **live;      /* hash by address, open addressing */
+    struct block **order;     /* scratch for zt_alloc_each */
+    size_t n_live, room_live; /* room is a power of two */
 };
 
 /* ---- statistics ---- */
@@ -94,6 +108,21 @@ static void stat_add(struct zt_stat *stats, enum zt_pool pool, int64_t delta) {
         if (delta > 0) s->allocated += delta;
         if (delta < 0) s->freed -= delta;
     }
+}
+
+/* ASan's view of a block: may it be touched? */
+static void close_block(const struct block *b) {
+    if (!b->pool->addresses_only) POISON(b->address, b->size);
+}
+static void open_block(const struct block *b) {
+    if (!b->pool->addresses_only) UNPOISON(b->address, b->size);
+}
+
+static void tell(const struct zt_alloc *a, enum zt_alloc_action action, const struct block *b) {
+    if (!a->watch.fn) return;
+    struct zt_alloc_event e = {
+        action, b->tag, a->ledger->phase, (int64_t)b->size, a->ops->now_ns(a->device), b->name};
+    a->watch.fn(a->watch.arg, &e);
 }
 
 static bool is_split(const struct block *b) { return b->prev || b->next; }
@@ -245,7 +274,7 @@ static void pool_insert(struct block *b) {
     p->free[at] = b;
     p->n++;
     b->age_base = p->searches;
-    POISON(b->address, b->size);
+    close_block(b);
 }
 
 static void pool_remove(struct block *b) {
@@ -260,13 +289,14 @@ static void pool_remove(struct block *b) {
 static void release_segment(struct zt_alloc *a, struct block *b) {
     ZT_ASSERT(!is_split(b));
     pool_remove(b);
-    UNPOISON(b->address, b->size);
+    open_block(b);
     a->ops->segment_free(a->device, b->address, b->size);
     a->stats.num_device_free++;
     stat_add(a->stats.segment, b->pool->kind, -1);
     stat_add(a->stats.reserved_bytes, b->pool->kind, -(int64_t)b->size);
     if (b->size >= a->max_split) a->stats.oversize_segments--;
     zt_ledger_reserve(a->ledger, -(int64_t)b->size);
+    tell(a, ZT_FREE_SEGMENT, b);
     node_release(a, b);
 }
 
@@ -469,12 +499,13 @@ static struct block *new_segment(struct zt_alloc *a, struct pool *p, int stream,
     b->pool = p;
     b->stream = stream;
     fill_junk(a, b);
-    POISON(b->address, b->size);
+    close_block(b);
     stat_add(a->stats.segment, p->kind, 1);
     stat_add(a->stats.reserved_bytes, p->kind, (int64_t)bytes);
     if (bytes >= a->max_split) a->stats.oversize_segments++;
     a->stats.num_device_alloc++;
     zt_ledger_reserve(a->ledger, (int64_t)bytes);
+    tell(a, ZT_ALLOC_SEGMENT, b);
     return b;
 }
 
@@ -552,13 +583,17 @@ static void fill_oom(struct zt_alloc *a, size_t request, size_t rounded, enum zt
     o->tag = tag;
     o->phase = a->ledger->phase;
     /* A block that is big enough may belong to the other pool: what lacks then is a segment. */
-    o->fragmentation = o->reserved - o->allocated >= (int64_t)rounded &&
-                       o->largest_free_block < (int64_t)rounded;
+    o->fragmentation =
+        o->reserved - o->allocated >= (int64_t)rounded && o->largest_free_block < (int64_t)rounded;
     snprintf(o->what, sizeof o->what, "%s", name ? name : "");
     memcpy(o->by_tag, a->ledger->block, sizeof o->by_tag);
 }
 
-struct biggest { char *text; size_t room, used; int left; };
+struct biggest {
+    char *text;
+    size_t room, used;
+    int left;
+};
 static int add_biggest(void *arg, const char *name, enum zt_tag tag, int64_t bytes) {
     struct biggest *b = arg;
     int n = snprintf(b->text + b->used, b->room - b->used, "%s%s (%s) %lld", b->used ? ", " : "",
@@ -622,6 +657,8 @@ int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct 
     a->stats.max_split_size = max_split ? (int64_t)max_split : -1;
     a->gc_threshold = gc;
     a->poison = o && o->poison;
+    if (o) a->watch = o->watch;
+    a->small.addresses_only = a->large.addresses_only = !zt_device_has_memory(d);
     a->small.kind = ZT_POOL_SMALL;
     a->large.kind = ZT_POOL_LARGE;
     a->room_live = 256;
@@ -664,7 +701,7 @@ int zt_malloc(struct zt_alloc *a, size_t size, struct zt_stream *s, enum zt_tag 
     b->tag = tag;
     snprintf(b->name, sizeof b->name, "%s", name ? name : "");
     live_insert(a, b);
-    UNPOISON(b->address, b->size);
+    open_block(b);
     stat_add(a->stats.allocation, p->kind, 1);
     stat_add(a->stats.allocated_bytes, p->kind, (int64_t)b->size);
     stat_add(a->stats.active, p->kind, 1);
@@ -672,6 +709,7 @@ int zt_malloc(struct zt_alloc *a, size_t size, struct zt_stream *s, enum zt_tag 
     stat_add(a->stats.requested_bytes, p->kind, (int64_t)b->requested);
     if (b->size >= a->max_split) a->stats.oversize_allocations++;
     zt_ledger_alloc(a->ledger, tag, (int64_t)rounded, (int64_t)b->size);
+    tell(a, ZT_ALLOC_BLOCK, b);
     rc = check_junk(a, b, err);
     if (rc)
         zt_free(a, b->address);
@@ -691,6 +729,7 @@ void zt_free(struct zt_alloc *a, void *p) {
     stat_add(a->stats.allocated_bytes, b->pool->kind, -(int64_t)b->size);
     if (b->size >= a->max_split) a->stats.oversize_allocations--;
     zt_ledger_free(a->ledger, b->tag, (int64_t)round_size(b->requested), (int64_t)b->size);
+    tell(a, ZT_FREE_BLOCK, b);
     if (b->uses)
         insert_events(a, b);
     else
@@ -716,9 +755,10 @@ static void reset_peak(struct zt_stat *s) {
 
 void zt_alloc_reset_peaks(struct zt_alloc *a) {
     struct zt_alloc_stats *s = &a->stats;
-    struct zt_stat *all[] = {s->allocation,     s->segment,      s->active,
-                             s->inactive_split, s->allocated_bytes, s->reserved_bytes,
-                             s->active_bytes,   s->inactive_split_bytes, s->requested_bytes};
+    struct zt_stat *all[] = {
+        s->allocation,      s->segment,        s->active,       s->inactive_split,
+        s->allocated_bytes, s->reserved_bytes, s->active_bytes, s->inactive_split_bytes,
+        s->requested_bytes};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) reset_peak(all[i]);
     zt_ledger_reset_peaks(a->ledger);
 }

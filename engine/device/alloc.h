@@ -42,7 +42,18 @@ struct zt_oom {
  * reads NaN; a block that was written while it was free is ZT_EINTERNAL at its next zt_malloc. The
  * fill happens on the calling thread at zt_free's place in program order (after record_stream: when
  * the recorded streams have passed), so work of another stream that was not waited for sees it. */
-struct zt_alloc_options { size_t max_split_size; double gc_threshold; bool poison; };
+/* Told of every step of the allocator, in program order: what two runs are compared by, and what a curve of
+ * memory is drawn from. size: bytes of the block (of the segment). The ledger has counted it already. */
+enum zt_alloc_action { ZT_ALLOC_BLOCK = 0, ZT_FREE_BLOCK, ZT_ALLOC_SEGMENT, ZT_FREE_SEGMENT };
+struct zt_alloc_event {
+    enum zt_alloc_action action;
+    enum zt_tag tag;
+    enum zt_phase phase;
+    int64_t size, at_ns; /* device clock */
+    const char *name;    /* good during the call */
+};
+struct zt_alloc_watch { void (*fn)(void *arg, const struct zt_alloc_event *e); void *arg; };
+struct zt_alloc_options { size_t max_split_size; double gc_threshold; bool poison; struct zt_alloc_watch watch; };
 
 int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct zt_alloc_options *o,
                     struct zt_alloc **out, struct zt_error *err);

@@ -7,12 +7,13 @@
 #define ZT_ENGINE_DEVICE_BACKEND_H
 #include "engine/device/device.h"
 
-#define ZT_BACKEND_ABI 1
+#define ZT_BACKEND_ABI 2
 #define ZT_BACKEND_SYMBOL "zt_device_backend"
 #define ZT_SEGMENT_ALIGN ((size_t)2 << 20)
 
 struct zt_device {
     const struct zt_device_ops *ops;
+    bool addresses_only;       /* sim */
     size_t capacity;           /* bytes that segments may hold together */
     struct zt_stream *compute;
     void (*close)(struct zt_device *d);
@@ -21,9 +22,21 @@ struct zt_device {
 struct zt_device_backend {
     unsigned abi;
     const char *name;
-    int (*open)(int ordinal, size_t capacity, struct zt_device **out, struct zt_error *err);
+    int (*open)(int ordinal, const struct zt_device_config *c, struct zt_device **out,
+                struct zt_error *err); /* c->capacity_bytes is rounded already */
 };
-extern const struct zt_device_backend zt_cpu_backend;
+extern const struct zt_device_backend zt_cpu_backend, zt_sim_backend;
+
+/* Where segments lie: the first hole that holds them, in every device that places them itself, so that
+ * the allocator's choices (which go by address) are the same. Offsets are in [0, room). */
+struct zt_places {
+    struct zt_place { size_t offset, bytes; } *at; /* ascending, disjoint */
+    size_t n, cap, room;
+};
+/* ZT_EOOM: no hole is large enough; ZT_ENOMEM: host memory. */
+int zt_places_take(struct zt_places *p, size_t bytes, size_t *offset, struct zt_error *err);
+void zt_places_give(struct zt_places *p, size_t offset, size_t bytes);
+void zt_places_free(struct zt_places *p);
 
 /* The system calls behind cpu segments, so that a test can make the machine run out of memory. */
 struct zt_cpu_os {

@@ -24,17 +24,13 @@
 #define RESERVE ((size_t)4)
 #define MACHINE_MARGIN ((int64_t)64 << 20) /* left to everybody else on the machine */
 
-struct segment {
-    size_t offset, bytes;
-};
 struct cpu_device {
     struct zt_device base;
     const struct zt_cpu_os *os;
     int fd;
     unsigned char *memory;
-    size_t file_bytes, used;
-    struct segment *segments; /* ascending, disjoint */
-    size_t n_segments, room;
+    size_t used;
+    struct zt_places segments; /* its room is the file's length */
 };
 
 static int linux_fallocate(int fd, int mode, int64_t offset, int64_t bytes) {
@@ -93,22 +89,6 @@ int64_t zt_cpu_now_ns(struct zt_device *d) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Offset of the first hole that holds `bytes`, and the place in the list; false when none does. */
-static bool first_fit(const struct cpu_device *d, size_t bytes, size_t *offset, size_t *at) {
-    size_t from = 0;
-    for (size_t i = 0; i < d->n_segments; i++) {
-        if (d->segments[i].offset - from >= bytes) {
-            *offset = from;
-            *at = i;
-            return true;
-        }
-        from = d->segments[i].offset + d->segments[i].bytes;
-    }
-    *offset = from;
-    *at = d->n_segments;
-    return d->file_bytes - from >= bytes;
-}
-
 static int take_pages(struct cpu_device *d, size_t offset, size_t bytes, struct zt_error *err) {
     int64_t available = d->os->available_bytes();
     int rc = 0;
@@ -131,7 +111,7 @@ static int take_pages(struct cpu_device *d, size_t offset, size_t bytes, struct 
 static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
                          struct zt_error *err) {
     struct cpu_device *d = (struct cpu_device *)base;
-    size_t offset = 0, at = 0;
+    size_t offset = 0;
     ZT_ASSERT(bytes && bytes % ZT_SEGMENT_ALIGN == 0);
     *address = NULL;
     if (bytes > base->capacity - d->used)
@@ -139,23 +119,13 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
                        "device memory: a segment of %zu bytes does not fit: capacity %zu, in "
                        "segments %zu, free %zu bytes",
                        bytes, base->capacity, d->used, base->capacity - d->used);
-    if (!first_fit(d, bytes, &offset, &at))
-        return zt_fail(err, ZT_EOOM,
-                       "device memory: no hole of %zu bytes in the address range of %zu bytes, "
-                       "which %zu segments of together %zu bytes cut up; release cached segments",
-                       bytes, d->file_bytes, d->n_segments, d->used);
-    if (d->n_segments == d->room) {
-        size_t room = d->room ? 2 * d->room : 64;
-        struct segment *more = realloc(d->segments, room * sizeof *more);
-        if (!more) return zt_fail(err, ZT_ENOMEM, "host memory for the list of segments");
-        d->segments = more;
-        d->room = room;
-    }
-    int rc = take_pages(d, offset, bytes, err);
+    int rc = zt_places_take(&d->segments, bytes, &offset, err);
     if (rc) return rc;
-    memmove(d->segments + at + 1, d->segments + at, (d->n_segments - at) * sizeof *d->segments);
-    d->segments[at] = (struct segment){offset, bytes};
-    d->n_segments++;
+    rc = take_pages(d, offset, bytes, err);
+    if (rc) {
+        zt_places_give(&d->segments, offset, bytes);
+        return rc;
+    }
     d->used += bytes;
     *address = d->memory + offset;
     d->os->populate(*address, bytes);
@@ -164,11 +134,8 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
 
 static void segment_free(struct zt_device *base, void *address, size_t bytes) {
     struct cpu_device *d = (struct cpu_device *)base;
-    size_t offset = (size_t)((unsigned char *)address - d->memory), at = 0;
-    while (at < d->n_segments && d->segments[at].offset != offset) at++;
-    ZT_ASSERT(at < d->n_segments && d->segments[at].bytes == bytes);
-    d->n_segments--;
-    memmove(d->segments + at, d->segments + at + 1, (d->n_segments - at) * sizeof *d->segments);
+    size_t offset = (size_t)((unsigned char *)address - d->memory);
+    zt_places_give(&d->segments, offset, bytes);
     d->used -= bytes;
     /* Cannot fail for want of memory; were it refused, the pages stay until the device closes. */
     d->os->fallocate(d->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (int64_t)offset,
@@ -178,9 +145,9 @@ static void segment_free(struct zt_device *base, void *address, size_t bytes) {
 static void cpu_close(struct zt_device *base) {
     struct cpu_device *d = (struct cpu_device *)base;
     if (base->compute) zt_cpu_stream_destroy(base->compute);
-    if (d->memory) munmap(d->memory, d->file_bytes);
+    if (d->memory) munmap(d->memory, d->segments.room);
     if (d->fd >= 0) close(d->fd);
-    free(d->segments);
+    zt_places_free(&d->segments);
     free(d);
 }
 
@@ -205,27 +172,29 @@ static int map_memory(struct cpu_device *d, struct zt_error *err) {
     d->fd = memfd_create("ztrain-device", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (d->fd < 0)
         return zt_fail(err, ZT_EIO, "device \"cpu\": memfd_create failed: %s", strerror(errno));
-    if (ftruncate(d->fd, (off_t)d->file_bytes) != 0)
+    if (ftruncate(d->fd, (off_t)d->segments.room) != 0)
         return zt_fail(err, ZT_EIO,
                        "device \"cpu\": a memory file of %zu bytes cannot be made: %s; see "
                        "`ulimit -f`",
-                       d->file_bytes, strerror(errno));
+                       d->segments.room, strerror(errno));
     if (fcntl(d->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return zt_fail(err, ZT_EIO, "device \"cpu\": the memory file cannot be sealed: %s",
                        strerror(errno));
-    void *p = mmap(NULL, d->file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->fd, 0);
+    void *p = mmap(NULL, d->segments.room, PROT_READ | PROT_WRITE, MAP_SHARED, d->fd, 0);
     if (p == MAP_FAILED)
         return zt_fail(err, ZT_ENOMEM,
                        "device \"cpu\": %zu bytes of addresses cannot be mapped: %s; see "
                        "`ulimit -v`",
-                       d->file_bytes, strerror(errno));
+                       d->segments.room, strerror(errno));
     d->memory = p;
-    madvise(p, d->file_bytes, MADV_HUGEPAGE); /* only a hint; most machines refuse it for shmem */
-    madvise(p, d->file_bytes, MADV_DONTDUMP); /* a core file without gigabytes of tensors */
+    madvise(p, d->segments.room, MADV_HUGEPAGE); /* only a hint; most machines refuse it for shmem */
+    madvise(p, d->segments.room, MADV_DONTDUMP); /* a core file without gigabytes of tensors */
     return 0;
 }
 
-static int cpu_open(int ordinal, size_t capacity, struct zt_device **out, struct zt_error *err) {
+static int cpu_open(int ordinal, const struct zt_device_config *c, struct zt_device **out,
+                    struct zt_error *err) {
+    const size_t capacity = c->capacity_bytes;
     (void)ordinal;
     struct cpu_device *d = calloc(1, sizeof *d);
     *out = NULL;
@@ -236,7 +205,7 @@ static int cpu_open(int ordinal, size_t capacity, struct zt_device **out, struct
     d->os = &zt_cpu_os_linux;
     d->fd = -1;
     int rc = 0;
-    if (!zt_mul_size(capacity, RESERVE, &d->file_bytes) || d->file_bytes > (size_t)1 << 46)
+    if (!zt_mul_size(capacity, RESERVE, &d->segments.room) || d->segments.room > (size_t)1 << 46)
         rc = zt_fail(err, ZT_EINVAL, "device \"cpu\": a capacity of %zu bytes is beyond 16 TiB",
                      capacity);
     if (!rc) rc = map_memory(d, err);
@@ -255,7 +224,7 @@ int zt_device_cpu_memory(const struct zt_device *base, int *fd, void **address, 
     const struct cpu_device *d = (const struct cpu_device *)base;
     *fd = d->fd;
     *address = d->memory;
-    *bytes = d->file_bytes;
+    *bytes = d->segments.room;
     return 0;
 }
 

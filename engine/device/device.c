@@ -18,7 +18,7 @@ struct place {
 static const struct place places[] = {
     {"cpu", &zt_cpu_backend, NULL, false},
     {"cuda", NULL, "libzt_cuda.so", true},
-    {"sim", NULL, NULL, false},
+    {"sim", &zt_sim_backend, NULL, false},
 };
 
 /* Splits "cuda:3" and finds its row. */
@@ -97,7 +97,9 @@ int zt_device_open(const struct zt_device_config *c, struct zt_device **out, str
                        "device \"%s\": a capacity of %zu bytes is below one segment of 2 MiB; give "
                        "more with --memory-gib",
                        c->name, c->capacity_bytes);
-    return b->open(ordinal, capacity, out, err);
+    struct zt_device_config rounded = *c;
+    rounded.capacity_bytes = capacity;
+    return b->open(ordinal, &rounded, out, err);
 }
 
 void zt_device_close(struct zt_device *d) {
@@ -108,3 +110,4 @@ struct zt_stream *zt_device_compute(struct zt_device *d) {
     return d->compute;
 }
 size_t zt_device_capacity(const struct zt_device *d) { return d->capacity; }
+bool zt_device_has_memory(const struct zt_device *d) { return !d->addresses_only; }

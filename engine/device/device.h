@@ -49,15 +49,19 @@ struct zt_device_ops {
     int (*copy)(struct zt_stream *s, void *dst, const void *src, size_t bytes, struct zt_error *err);
 };
 
+struct zt_sim;
 struct zt_device_config {
-    const char *name;      /* "cpu"; "cuda:N" and "sim" answer ZT_EUNSUPPORTED in this version */
+    const char *name;      /* "cpu", "sim"; "cuda:N" answers ZT_EUNSUPPORTED in this version */
     size_t capacity_bytes; /* what segments may hold together; multiple of 2 MiB is taken (down) */
+    const struct zt_sim *sim; /* for "sim": engine/device/sim.h; borrowed */
 };
 int zt_device_open(const struct zt_device_config *c, struct zt_device **out, struct zt_error *err);
 void zt_device_close(struct zt_device *d);
 const struct zt_device_ops *zt_device_ops(const struct zt_device *d);
 struct zt_stream *zt_device_compute(struct zt_device *d);
 size_t zt_device_capacity(const struct zt_device *d);
+/* False for sim: addresses only, which nobody may read or write. */
+bool zt_device_has_memory(const struct zt_device *d);
 
 /* CPU only, for comm/shm: the memfd behind all segments and its base address in this process. */
 int zt_device_cpu_memory(const struct zt_device *d, int *fd, void **base, size_t *bytes);

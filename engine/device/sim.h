@@ -16,12 +16,18 @@ struct zt_sim {
     const struct zt_cost_device *device;
     int ranks_per_host;            /* neighbours in rank order share a host; 0 = all ranks on one */
     double slowdown;               /* >= 1: this rank computes so many times slower; 0 = 1 */
-    int64_t train_samples, valid_samples; /* -1: not known: every batch is full */
+    int64_t valid_samples;         /* of the validation set; -1: not known: one full batch a rank */
     int64_t total_steps;           /* of the simulated run */
     /* Where others are slower: starts[id] = the instant at which the slowest rank begins collective id
      * (zt_coll_record.id); a collective waits for it. NULL: all ranks are alike. */
     const int64_t *starts;
     int64_t n_starts;
+    /* Told when this rank begins a collective; NULL = nobody. */
+    void (*begins)(void *arg, int64_t id, int64_t at_ns);
+    void *begins_arg;
+    /* Memory for the event log where a step has more collectives than the usual 4096; NULL = usual. */
+    void *log;
+    size_t log_bytes;
 };
 
 /* The sim device's description; NULL for every other device. */

@@ -79,8 +79,7 @@ static int loss_in_place(struct zt_model *m, const struct zt_batch *b, void *log
     zt_model_segment_end(m, "loss", 0);
     zt_free(m->env.alloc, losses);
     if (rc != 0) return rc;
-    for (int64_t i = 0; i < rows; i++) *valid += b->targets[i] != -1;
-    return 0;
+    return ops->count_targets(m->env.ctx, b->targets, rows, valid, err);
 }
 
 /* The unit calls of one forward, nothing computed. */

@@ -33,7 +33,8 @@ struct zt_plan_config {
     const struct zt_cost_device *device;
     int64_t capacity_bytes;              /* of the allocator, per rank; 0: device->memory_bytes - outside_bytes */
     int ranks_per_host;                  /* 0: device->ranks_per_host; of cpu: all */
-    int64_t train_samples, valid_samples;/* of the data sets; -1: not known, every batch is full */
+    int64_t valid_samples;               /* of the validation set; -1: not known, its batches are full */
+    int64_t total_steps;                 /* of a run by epochs, when known; else 0 */
     double straggler;                    /* > 1: one rank of the world computes so many times slower */
     bool on_straggler;                   /* the plan is of that rank; else of one that waits for it */
     bool details;                        /* schedule, spans and curve too */
@@ -60,7 +61,7 @@ struct zt_plan_unit {
 };
 
 /* Allocated bytes over one steady step, a point for every change. */
-struct zt_plan_point { int64_t at_ns; enum zt_phase phase; int64_t by_tag[ZT_TAG_COUNT], reserved; const char *what; };
+struct zt_plan_point { int64_t at_ns; enum zt_phase phase; int64_t by_tag[ZT_TAG_COUNT], reserved; char what[48]; };
 
 struct zt_plan {
     bool fits;                           /* in capacity_bytes */
@@ -91,13 +92,14 @@ struct zt_plan {
     int n_units;
     struct zt_plan_unit *units;
     /* details */
-    int64_t n_collectives;               /* of that step, in order of queueing; ns since its start */
+    int64_t step_ns;                     /* length of that step; all times below are since its start */
+    int64_t n_collectives, dropped;      /* in order of queueing; older ones beyond 65536 are dropped */
     struct zt_coll_record *collectives;
     int64_t *exposed_ns, *stall_ns;      /* beside them */
-    size_t n_spans;                      /* compute, stalls: ns since its start */
+    size_t n_spans;                      /* compute, updates, stalls */
     struct zt_interval *spans;
     size_t n_curve;
-    struct zt_plan_point *curve;         /* in the same clock */
+    struct zt_plan_point *curve;         /* from what the step begins with; what: the buffer that came or went */
 };
 
 /* 0, also when the run does not fit. Fails on a specification the trainer refuses. */

@@ -4,12 +4,9 @@
  *
  * One buffer per group and kind, from the allocator, under its tag. Which part of a group a rank
  * stores and which it owns (steps, counts, hashes) follows from the policy row alone. */
-#include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL /* a call per element would cost more than the hash */
-#include <xxhash.h>
 
 #include "core/units.h"
 #include "engine/report.h"
@@ -173,52 +170,30 @@ void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b) {
     a->lo = lo;
 }
 
-/* Little-endian whatever the host; compilers make one store of each. */
-static void put_le32(unsigned char *p, uint32_t v) {
-    v = htole32(v);
-    memcpy(p, &v, sizeof v);
-}
-static void put_le64(unsigned char *p, uint64_t v) {
-    v = htole64(v);
-    memcpy(p, &v, sizeof v);
-}
-
-static uint32_t bits_at(const struct rt_group *g, int64_t own_at) {
-    uint32_t bits;
-    int64_t at = g->own_from - g->store_from + own_at;
-    if (g->master)
-        memcpy(&bits, g->master + own_at, sizeof bits);
-    else if (g->def->dtype == ZT_F32)
-        memcpy(&bits, (const float *)g->store + at, sizeof bits);
-    else {
-        ZT_ASSERT(g->def->dtype == ZT_BF16); /* no recipe stores anything else without a master */
-        uint16_t half;
-        memcpy(&half, (const uint16_t *)g->store + at, sizeof half);
-        bits = (uint32_t)half << 16;
-    }
-    return bits;
+/* The authoritative value of the own element at `at`, and its type. */
+static const void *value_at(const struct rt_group *g, int64_t at, enum zt_dtype *t) {
+    *t = g->master ? ZT_F32 : g->def->dtype;
+    return g->master ? g->master + at
+                     : (void *)rt_at(g->store, g->own_from - g->store_from + at, g->def->dtype);
 }
 
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
                               struct zt_hash128 *per_unit, struct zt_error *err) {
-    (void)err;
     *own = (struct zt_hash128){0, 0};
     if (per_unit) memset(per_unit, 0, (size_t)r->layout.n_units * sizeof *per_unit);
     for (int i = 0; i < r->layout.n_entries; i++) {
         const struct zt_flat_entry *e = &r->layout.entries[i];
         const struct rt_group *g = &r->groups[r->layout.group_of[e->tensor]];
         struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
-        struct zt_hash128 sum = {0, 0};
-        unsigned char message[16];
-        put_le32(message, (uint32_t)e->tensor);
-        for (int64_t k = 0; k < p.count; k++) {
-            put_le64(message + 4, (uint64_t)(p.first + k));
-            put_le32(message + 12, bits_at(g, p.at + k));
-            XXH128_hash_t h = XXH3_128bits(message, sizeof message);
-            zt_hash128_add(&sum, (struct zt_hash128){h.low64, h.high64});
-        }
-        zt_hash128_add(own, sum);
-        if (per_unit) zt_hash128_add(&per_unit[e->unit], sum);
+        enum zt_dtype t;
+        const void *v = value_at(g, p.at, &t);
+        uint64_t sum[2] = {0, 0};
+        int rc = p.count ? r->env.ops->hash_values(r->env.ctx, t, v, (uint32_t)e->tensor,
+                                                   (uint64_t)p.first, p.count, sum, err)
+                         : 0;
+        if (rc) return rc;
+        zt_hash128_add(own, (struct zt_hash128){sum[0], sum[1]});
+        if (per_unit) zt_hash128_add(&per_unit[e->unit], (struct zt_hash128){sum[0], sum[1]});
     }
     return 0;
 }

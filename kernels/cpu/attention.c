@@ -82,11 +82,6 @@ static void backward_unit(void *arg, int64_t unit, int thread) {
     j->x->vec->of[j->t].attention_backward(&a);
 }
 
-size_t zt_cpu_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t) {
-    (void)B, (void)T, (void)H, (void)D, (void)t;
-    return 0;
-}
-
 int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
                              const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
                              void *workspace, struct zt_error *err) {
@@ -106,12 +101,6 @@ int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
                           .blocks = (T + ZT_ATTENTION_BLOCK - 1) / ZT_ATTENTION_BLOCK};
     zt_pool_run(x->pool, B * H * j.blocks, forward_unit, &j);
     return ZT_OK;
-}
-
-size_t zt_cpu_attention_backward_workspace(int64_t B, int64_t T, int64_t H, int64_t D,
-                                           enum zt_dtype t) {
-    (void)B, (void)T, (void)H, (void)D, (void)t;
-    return 0;
 }
 
 int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,

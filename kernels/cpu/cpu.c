@@ -46,15 +46,6 @@ void zt_cpu_range(struct zt_ops_ctx *x, int64_t n, int64_t grain, zt_cpu_range_f
     zt_pool_run(x->pool, (n + grain - 1) / grain, range_unit, &r);
 }
 
-int64_t zt_cpu_block_rows(int64_t N) {
-    const int64_t rows = (N + 31) / 32;
-    return rows < 32 ? 32 : rows;
-}
-
-static size_t gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t) {
-    return zt_gemm_workspace(op, M, N, K, t);
-}
-
 static int gemm(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *B, const void *bias, void *C,
                 enum zt_dtype ct, bool accumulate, void *workspace, struct zt_error *err) {
@@ -123,21 +114,21 @@ const char *zt_ops_cpu_compute(const struct zt_ops_ctx *x, enum zt_dtype t) {
 const struct zt_ops *zt_ops_cpu(void) {
     static const struct zt_ops table = {
         .device = "cpu",
-        .gemm_workspace = gemm_workspace,
+        .gemm_workspace = zt_gemm_workspace,
         .gemm = gemm,
-        .bias_backward_workspace = zt_cpu_bias_backward_workspace,
+        .bias_backward_workspace = zt_bias_backward_workspace,
         .bias_backward = zt_cpu_bias_backward,
         .embedding_forward = zt_cpu_embedding_forward,
-        .embedding_backward_workspace = zt_cpu_embedding_backward_workspace,
+        .embedding_backward_workspace = zt_embedding_backward_workspace,
         .embedding_backward = zt_cpu_embedding_backward,
         .layernorm_forward = zt_cpu_layernorm_forward,
-        .layernorm_backward_workspace = zt_cpu_layernorm_backward_workspace,
+        .layernorm_backward_workspace = zt_layernorm_backward_workspace,
         .layernorm_backward = zt_cpu_layernorm_backward,
         .gelu_forward = zt_cpu_gelu_forward,
         .gelu_backward = zt_cpu_gelu_backward,
-        .attention_workspace = zt_cpu_attention_workspace,
+        .attention_workspace = zt_attention_workspace,
         .attention_forward = zt_cpu_attention_forward,
-        .attention_backward_workspace = zt_cpu_attention_backward_workspace,
+        .attention_backward_workspace = zt_attention_workspace,
         .attention_backward = zt_cpu_attention_backward,
         .cross_entropy = zt_cpu_cross_entropy,
         .adamw = zt_cpu_adamw,
@@ -151,6 +142,19 @@ const struct zt_ops *zt_ops_cpu(void) {
         .accumulate = zt_cpu_accumulate,
         .round_stochastic = zt_cpu_round_stochastic,
         .fill_normal = zt_cpu_fill_normal,
+        .count_targets = zt_cpu_count_targets,
+        .hash_values = zt_cpu_hash_values,
     };
     return &table;
 }
+
+static int create(const struct zt_kernels_config *c, struct zt_ops_ctx **out, struct zt_error *err) {
+    return zt_ops_cpu_create(c->threads < 1 ? 1 : c->threads, c->isa, c->gemm, out, err);
+}
+
+const struct zt_kernels zt_kernels_cpu = {"cpu",
+                                          zt_ops_cpu,
+                                          create,
+                                          zt_ops_cpu_destroy,
+                                          zt_ops_cpu_describe,
+                                          zt_ops_cpu_compute};

@@ -8,6 +8,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/ops.h"
+#include "kernels/workspace.h"
 
 struct zt_ops_ctx {
     struct zt_pool *pool;
@@ -38,9 +39,6 @@ static inline void *zt_cpu_at(const void *buffer, int64_t index, enum zt_dtype t
 typedef void zt_cpu_range_fn(void *arg, int64_t first, int64_t count, int thread);
 void zt_cpu_range(struct zt_ops_ctx *x, int64_t n, int64_t grain, zt_cpu_range_fn *fn, void *arg);
 
-/* Rows of a block of a reduction over N rows: at most 32 blocks, of at least 32 rows. */
-int64_t zt_cpu_block_rows(int64_t N);
-
 /* elementwise.c */
 int zt_cpu_add(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *a, const void *b,
                int64_t n, struct zt_error *err);
@@ -64,6 +62,12 @@ int zt_cpu_gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const 
                         struct zt_error *err);
 int zt_cpu_gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
                          const void *dout, int64_t n, struct zt_error *err);
+int zt_cpu_count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
+                         struct zt_error *err);
+
+/* hash.c */
+int zt_cpu_hash_values(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
+                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err);
 
 /* optim.c */
 int zt_cpu_adamw(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,
@@ -74,14 +78,12 @@ int zt_cpu_sum_values(struct zt_ops_ctx *x, const float *v, int64_t n, struct zt
                       struct zt_error *err);
 
 /* layers.c */
-size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C);
 int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
                          const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
                          struct zt_error *err);
 int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
                              int64_t T, int64_t C, int64_t V, struct zt_error *err);
-size_t zt_cpu_embedding_backward_workspace(int64_t N, enum zt_dtype gt);
 int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
                               int64_t T, int64_t C, int64_t V, void *workspace,
@@ -90,7 +92,6 @@ int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
                              float *rstd, const void *in, const void *residual, void *sum,
                              const void *weight, const void *bias, int64_t N, int64_t C, double eps,
                              struct zt_error *err);
-size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C);
 int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
                               void *dweight, void *dbias, const void *dout, const void *in,
                               const void *weight, const float *mean, const float *rstd, int64_t N,
@@ -100,12 +101,9 @@ int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, fl
                          struct zt_error *err);
 
 /* attention.c */
-size_t zt_cpu_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);
 int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
                              const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
                              void *workspace, struct zt_error *err);
-size_t zt_cpu_attention_backward_workspace(int64_t B, int64_t T, int64_t H, int64_t D,
-                                           enum zt_dtype t);
 int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
                               const void *qkv, const void *out, const float *lse, int64_t B,
                               int64_t T, int64_t H, int64_t D, void *workspace,

@@ -282,3 +282,10 @@ int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t 
     if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN_MATH, normal_range, &r);
     return rc;
 }
+
+int zt_cpu_count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
+                         struct zt_error *err) {
+    (void)x, (void)err;
+    for (int64_t i = 0; i < n; i++) *valid += targets[i] != -1;
+    return ZT_OK;
+}

@@ -6,16 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A head (the vocabulary as one dimension): its strips would be few and its packed copy huge. */
-#define HEAD_WIDTH 8192
-
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static bool is_head(enum zt_gemm_op op, int64_t N, int64_t K) {
-    return (op == ZT_GEMM_FWD && N >= HEAD_WIDTH) || (op == ZT_GEMM_DX && K >= HEAD_WIDTH);
-}
 
 static struct zt_gemm_cut cut_of(int64_t r, int64_t c, int64_t M, int64_t N) {
     return (struct zt_gemm_cut){r, c, ceil_div(M, r), ceil_div(N, c)};
@@ -43,7 +36,7 @@ static struct zt_gemm_cut halve_until(int64_t r, int64_t c, int64_t M, int64_t N
  * share one packed W, and an element's bits do not depend on the number of rows. */
 struct zt_gemm_cut zt_gemm_cut_onednn(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K) {
     if (op == ZT_GEMM_DW) return halve_until(256, 768, M, N, 8, 128);
-    if (is_head(op, N, K)) return cut_of(at_most(256, M), at_most(384, N), M, N);
+    if (zt_gemm_is_head(op, N, K)) return cut_of(at_most(256, M), at_most(384, N), M, N);
     int64_t r = at_most(256, M);
     while (ceil_div(M, r) < 8 && r > 64) r = round_up(r / 2, 32);
     return cut_of(r, N, M, N);
@@ -52,12 +45,6 @@ struct zt_gemm_cut zt_gemm_cut_onednn(enum zt_gemm_op op, int64_t M, int64_t N, 
 struct zt_gemm_cut zt_gemm_cut_openblas(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K) {
     (void)K;
     return halve_until(1024, 384, M, N, 4, op == ZT_GEMM_DW ? 128 : 64);
-}
-
-size_t zt_gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t) {
-    (void)M;
-    if (op == ZT_GEMM_DW || is_head(op, N, K) || (t != ZT_F32 && t != ZT_BF16)) return 0;
-    return (size_t)round_up(N, 64) * (size_t)round_up(K, 64) * zt_dtype_size(t);
 }
 
 void zt_gemm_thread_start(void) {

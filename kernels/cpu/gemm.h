@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
-#include "kernels/ops.h"
+#include "kernels/workspace.h"
 
 #define ZT_GEMM_RULE_VERSION 1
 
@@ -37,9 +37,6 @@ struct zt_gemm_cut {
 
 struct zt_gemm_cut zt_gemm_cut_onednn(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K);
 struct zt_gemm_cut zt_gemm_cut_openblas(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K);
-
-/* Bytes for packed weights, 0 where the rule never packs (DW; heads; fp16, which is emulated). */
-size_t zt_gemm_workspace(enum zt_gemm_op op, int64_t M, int64_t N, int64_t K, enum zt_dtype t);
 
 struct zt_gemm;
 /* isa: a vector table's name, or NULL. An explicit name also limits oneDNN, as long as this

@@ -13,11 +13,6 @@ static int64_t rows_per_unit(int64_t C) {
     return rows < 1 ? 1 : rows;
 }
 
-static int64_t block_count(int64_t N) {
-    const int64_t rows = zt_cpu_block_rows(N);
-    return (N + rows - 1) / rows;
-}
-
 /* out[columns] of type gt (+)= the sum of `blocks` rows of `stride` floats, in order. */
 static void add_blocks(const struct zt_vec *vec, enum zt_dtype gt, void *out, const float *part,
                        int64_t stride, int64_t blocks, int64_t columns, bool accumulate) {
@@ -59,18 +54,14 @@ static void column_block(void *arg, int64_t first, int64_t count, int thread) {
                        count, j->C);
 }
 
-size_t zt_cpu_bias_backward_workspace(int64_t N, int64_t C) {
-    return (size_t)block_count(N) * (size_t)C * sizeof(float);
-}
-
 int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *db,
                          const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
                          struct zt_error *err) {
     int rc = zt_cpu_need_result("bias_backward", t, gt, err);
     if (rc != ZT_OK) return rc;
-    struct column_sums j = {&x->vec->of[t], t, workspace, dy, C, zt_cpu_block_rows(N)};
+    struct column_sums j = {&x->vec->of[t], t, workspace, dy, C, zt_block_rows(N)};
     zt_cpu_range(x, N, j.rows, column_block, &j);
-    add_blocks(x->vec, gt, db, workspace, C, block_count(N), C, accumulate);
+    add_blocks(x->vec, gt, db, workspace, C, zt_block_count(N), C, accumulate);
     return ZT_OK;
 }
 
@@ -196,10 +187,6 @@ static const uint64_t *order_tokens(uint64_t *work, const int32_t *tokens, int64
     return from;
 }
 
-size_t zt_cpu_embedding_backward_workspace(int64_t N, enum zt_dtype gt) {
-    return gt == ZT_F32 ? 0 : 2 * (size_t)N * sizeof(uint64_t);
-}
-
 int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
                               int64_t T, int64_t C, int64_t V, void *workspace,
@@ -278,10 +265,6 @@ static void layernorm_block(void *arg, int64_t first, int64_t count, int thread)
                               j->mean + first, j->rstd + first, count, j->C, j->accumulate);
 }
 
-size_t zt_cpu_layernorm_backward_workspace(int64_t N, int64_t C) {
-    return (size_t)block_count(N) * 2 * (size_t)C * sizeof(float);
-}
-
 int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
                               void *dweight, void *dbias, const void *dout, const void *in,
                               const void *weight, const float *mean, const float *rstd, int64_t N,
@@ -297,15 +280,15 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                           .weight = weight,
                           .dout = dout,
                           .C = C,
-                          .rows = zt_cpu_block_rows(N),
+                          .rows = zt_block_rows(N),
                           .accumulate = accumulate_dx};
     /* only read here; the struct's pointers serve both directions */
     j.mean = (float *)(uintptr_t)mean;
     j.rstd = (float *)(uintptr_t)rstd;
     zt_cpu_range(x, N, j.rows, layernorm_block, &j);
     const float *part = workspace;
-    if (dweight) add_blocks(x->vec, gt, dweight, part, 2 * C, block_count(N), C, true);
-    if (dbias) add_blocks(x->vec, gt, dbias, part + C, 2 * C, block_count(N), C, true);
+    if (dweight) add_blocks(x->vec, gt, dweight, part, 2 * C, zt_block_count(N), C, true);
+    if (dbias) add_blocks(x->vec, gt, dbias, part + C, 2 * C, zt_block_count(N), C, true);
     return ZT_OK;
 }
 

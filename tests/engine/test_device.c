@@ -41,7 +41,7 @@ Test(device, names) {
     cr_assert_eq(open_code("cuda", SEG, &err), ZT_EUNSUPPORTED);
     cr_assert(strstr(err.msg, "libzt_cuda.so") && strstr(err.msg, "not in this version"));
     cr_assert_eq(open_code("cuda:7", SEG, &err), ZT_EUNSUPPORTED);
-    cr_assert_eq(open_code("sim", SEG, &err), ZT_EUNSUPPORTED);
+    cr_assert_eq(open_code("sim", SEG, &err), ZT_EINVAL);
     cr_assert(strstr(err.msg, "sim"));
     const char *bad[] = {"cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:99999", "gpu", ""};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -117,8 +117,12 @@ static void open_by_hand(struct zt_trainer *t, struct zt_train_config *c, struct
     snprintf(full, sizeof full, "version: 1\nname: t\n%s", yaml);
     cr_assert_eq(zt_spec_parse(full, strlen(full), "t.yaml", NULL, 0, s, &e), 0, "%s", e.msg);
     cr_assert_eq(zt_spec_resolve(s, 1, "t.yaml", &e), 0, "%s", e.msg);
-    *c = (struct zt_train_config){
-        .spec = s, .world = 1, .device = "cpu", .threads = 1, .capacity_bytes = (int64_t)64 << 20};
+    *c = (struct zt_train_config){.spec = s,
+                                  .world = 1,
+                                  .device = "cpu",
+                                  .kernels = &zt_kernels_cpu,
+                                  .threads = 1,
+                                  .capacity_bytes = (int64_t)64 << 20};
     *t = (struct zt_trainer){.config = c, .hooks = h, .spec = s};
     cr_assert_eq(zt_trainer_open(t, &e), 0, "%s", e.msg);
 }
@@ -568,13 +572,12 @@ static void check_trace(const struct train_trace *t, const struct zt_step_report
 Test(train, collectives_of_captured_steps_sum_to_the_report) {
     static const int64_t steps[] = {1, 2, 3, 4, 8, 9};
     for (int overlap = 0; overlap < 2; overlap++) {
-        struct train_job *j = train_ok(
-            3, train_yaml(MODEL
-                          "dataset: {path: %s}\ntraining: {steps: 9, seq_len: %d, "
-                          "local_batch_size: 1, global_batch_size: 6}\n"
-                          "parallelism: {overlap: %s}\nmetrics: {log_freq: 4}\n"
-                          "validation: {fraction: 0.1, every_steps: 1, steps: 1}\n",
-                          text(), T, overlap ? "true" : "false"));
+        struct train_job *j =
+            train_ok(3, train_yaml(MODEL "dataset: {path: %s}\ntraining: {steps: 9, seq_len: %d, "
+                                         "local_batch_size: 1, global_batch_size: 6}\n"
+                                         "parallelism: {overlap: %s}\nmetrics: {log_freq: 4}\n"
+                                         "validation: {fraction: 0.1, every_steps: 1, steps: 1}\n",
+                                   text(), T, overlap ? "true" : "false"));
         for (int rank = 0; rank < 3; rank++) {
             const struct train_rank *me = &j->rank[rank];
             cr_assert_eq(me->n_traces, 6);
@@ -607,10 +610,10 @@ Test(train, collectives_of_captured_steps_sum_to_the_report) {
 
 Test(train, collectives_that_the_event_log_had_no_room_for_are_counted) {
     size_t bytes = ZT_PROGRESS_RING + zt_comm_log_bytes(2);
-    struct train_job *j = train_start(
-        2, train_yaml(MODEL "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, "
-                            "local_batch_size: 1}\n",
-                      text(), T));
+    struct train_job *j =
+        train_start(2, train_yaml(MODEL "dataset: {path: %s}\ntraining: {steps: 2, seq_len: %d, "
+                                        "local_batch_size: 1}\n",
+                                  text(), T));
     j->progress = ranks_map(bytes);
     j->progress_bytes = bytes;
     train_go(j, 0);
@@ -684,6 +687,7 @@ static int diverged_rank(int rank, int world, void *arg) {
                                 .rank = rank,
                                 .world = world,
                                 .device = "cpu",
+                                .kernels = &zt_kernels_cpu,
                                 .threads = 1,
                                 .capacity_bytes = (int64_t)64 << 20};
     struct zt_trainer t = {.config = &c, .hooks = &hooks, .spec = &s};

@@ -48,12 +48,12 @@ struct train_job {
     int world, threads;
     int64_t capacity, capacity_of_1; /* rank 1's own when not 0 */
     struct zt_progress *progress;
-    size_t progress_bytes; /* rank 0's page, NULL = none */
+    size_t progress_bytes;               /* rank 0's page, NULL = none */
     struct zt_progress *page[RANKS_MAX]; /* the others' */
     int stop_rank;
     int64_t stop_step; /* rank asks to stop after this step; 0 = never */
     int sleep_rank;
-    long sleep_ms; /* rank sleeps this long in each step's hook */
+    long sleep_ms;                /* rank sleeps this long in each step's hook */
     struct zt_comm_inject inject; /* on every rank; all zero = none */
     int kill_rank;
     int64_t kill_step; /* rank dies in this step's hook; 0 = never */
@@ -147,6 +147,7 @@ static int train_rank(int rank, int world, void *arg) {
                                 .world = world,
                                 .generation = 1,
                                 .device = "cpu",
+                                .kernels = &zt_kernels_cpu,
                                 .threads = j->threads,
                                 .inject = &j->inject,
                                 .capacity_bytes =

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/plan/plan.c: chooses what is simulated (how many steps, which ranks, on what), and turns
+ * what came of it into a plan. Ownership and thread rule: plan.h. */
+#include "engine/plan/plan.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/sampler.h"
+#include "engine/plan/plan_int.h"
+#include "engine/shard/layout.h"
+#include "engine/shard/walk.h"
+
+#define NO_LIMIT (INT64_C(1) << 55) /* capacity of a device that holds anything */
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        rc = (call);                                                                               \
+        if (rc != 0) goto out;                                                                     \
+    } while (0)
+
+const char *zt_window_name(enum zt_window_name w) {
+    static const char *const names[] = {"init", "first_step", "steady", "eval", "save", "load"};
+    return (unsigned)w < ZT_WINDOW_COUNT ? names[w] : "?";
+}
+
+/* ---- what is simulated ---- */
+
+/* Steps until nothing new can come, and evaluations among them: as the run has them where they come
+ * early; else two, each with a step after it. The last step is one without anything before it in
+ * its measure but a step, so its times are a steady step's. */
+static int64_t set_steps(struct zt_spec *s, int64_t total) {
+    int64_t settled = s->metrics.warmup_steps + 2, every = s->validation.every_steps;
+    if (total > 0 && total <= settled) return total;
+    if (!s->validation.enabled || every <= 0 || (total > 0 && every >= total)) return settled;
+    if (every > settled) s->validation.every_steps = every = settled;
+    int64_t n = (settled / every + 2) * every + 1;
+    return total > 0 && n > total ? total : n;
+}
+
+static int64_t total_of(const struct zt_plan_config *c) {
+    return c->spec->training.epochs ? c->total_steps : c->spec->training.steps;
+}
+
+/* ---- shapes ---- */
+
+/* Data-parallel ranks below this index have one more row to evaluate than the others; dp: all
+ * alike. */
+static int split_of(const struct zt_plan_config *c, int dp) {
+    const struct zt_spec *s = c->spec;
+    int64_t n = c->valid_samples, per_step = s->training.local_batch_size * dp;
+    if (!s->validation.enabled || n < 0) return dp;
+    if (s->validation.steps > 0 && s->validation.steps <= n / per_step) return dp;
+    int64_t most = zt_eval_count(n, dp, 0);
+    int k = 1;
+    while (k < dp && zt_eval_count(n, dp, k) == most) k++;
+    return k;
+}
+
+static int rank_of_dp(struct zt_mesh m, int dp_index) {
+    return zt_mesh_rank(m, (struct zt_coords){dp_index / m.shard, dp_index % m.shard, 0});
+}
+
+/* ---- one plan ---- */
+
+static int64_t capacity_of(const struct zt_plan_config *c) {
+    if (c->capacity_bytes > 0) return c->capacity_bytes;
+    return c->device->memory_bytes - c->device->outside_bytes;
+}
+
+static struct plan_run run_of(const struct zt_plan_config *c, const struct zt_spec *spec, int rank,
+                              int64_t steps) {
+    return (struct plan_run){
+        .c = c,
+        .spec = spec,
+        .rank = rank,
+        .sim = {.device = c->device,
+                .ranks_per_host = c->ranks_per_host ? c->ranks_per_host : c->device->ranks_per_host,
+                .valid_samples = c->valid_samples,
+                .total_steps = steps}};
+}
+
+struct starts {
+    int64_t *at, n;
+    bool failed;
+};
+
+static void note_start(void *arg, int64_t id, int64_t at_ns) {
+    struct starts *s = arg;
+    if (id >= s->n) {
+        int64_t n = s->n ? s->n : 1024;
+        while (n <= id) n *= 2;
+        int64_t *more = realloc(s->at, (size_t)n * sizeof *more);
+        if (!more) {
+            s->failed = true;
+            return;
+        }
+        memset(more + s->n, 0, (size_t)(n - s->n) * sizeof *more);
+        s->at = more;
+        s->n = n;
+    }
+    s->at[id] = at_ns;
+}
+
+/* When the slow rank begins each collective: it waits for nobody, so it can be simulated alone. */
+static int slow_rank(const struct plan_run *like, double slowdown, struct starts *starts,
+                     struct zt_error *err) {
+    struct plan_run run = *like;
+    run.capacity = NO_LIMIT;
+    run.sim.slowdown = slowdown;
+    run.sim.begins = note_start;
+    run.sim.begins_arg = starts;
+    int rc = plan_run(&run, err);
+    if (!rc && starts->failed) rc = zt_fail(err, ZT_ENOMEM, "plan: no host memory");
+    return rc;
+}
+
+/* A spec for a device without a limit: memory.limit_gib would be one. */
+static int run_shape(struct plan_run *run, struct zt_spec *spec, struct zt_plan *p,
+                     struct zt_error *err) {
+    struct zt_error why = {0};
+    run->capacity = p->capacity_bytes;
+    int rc = plan_run(run, &why);
+    if (rc != ZT_EOOM) {
+        if (rc && err) *err = why;
+        return rc;
+    }
+    if (p->fits) {
+        p->fits = false;
+        p->oom = run->result.oom;
+        p->oom_step = run->result.failed_step;
+    }
+    double limit = spec->memory.limit_gib;
+    spec->memory.limit_gib = 0;
+    run->capacity = NO_LIMIT;
+    rc = plan_run(run, err);
+    spec->memory.limit_gib = limit;
+    return rc;
+}
+
+static void take_peaks(struct zt_plan *p, const struct zt_plan_shape *s) {
+    for (int w = 0; w < ZT_WINDOW_COUNT; w++) {
+        const struct zt_window_peak *k = &s->window[w];
+        if (!s->occurs[w]) continue;
+        if (k->peak_reserved_bytes > p->peak_reserved_bytes)
+            p->peak_reserved_bytes = k->peak_reserved_bytes;
+        if (k->peak_allocated_bytes <= p->peak_allocated_bytes) continue;
+        p->peak_allocated_bytes = k->peak_allocated_bytes;
+        p->peak_window = (enum zt_window_name)w;
+        p->phase_of_peak = k->phase_of_peak;
+        memcpy(p->at_peak, k->at_peak, sizeof p->at_peak);
+    }
+}
+
+static void take_step(struct zt_plan *p, const struct zt_step_report *r) {
+    p->step_seconds = r->step_seconds;
+    p->forward_seconds = r->forward_seconds;
+    p->backward_seconds = r->backward_seconds;
+    p->optimizer_seconds = r->optimizer_seconds;
+    p->exposed = r->exposed;
+    p->sent_bytes = r->sent_bytes;
+    p->persistent = (struct zt_state_bytes){r->persistent_parameters, r->persistent_gradients,
+                                            r->persistent_optimizer};
+    p->tokens_per_second = r->step_seconds > 0 ? (double)p->tokens_per_step / r->step_seconds : 0;
+}
+
+static int shapes(const struct zt_plan_config *c, struct zt_spec *spec, int64_t steps,
+                  struct zt_plan *p, struct zt_error *err) {
+    struct zt_mesh m = zt_spec_mesh(spec);
+    int split = split_of(c, p->dp_size), rc = 0;
+    struct starts starts = {0};
+    p->n_shapes = split < p->dp_size ? 2 : 1;
+    for (int i = 0; i < p->n_shapes; i++) {
+        int from = i ? split : 0, to = i || split == p->dp_size ? p->dp_size : split;
+        struct plan_run run = run_of(c, spec, rank_of_dp(m, from), steps);
+        if (c->straggler > 1 && c->on_straggler) run.sim.slowdown = c->straggler;
+        if (c->straggler > 1 && !c->on_straggler && p->world > 1 && !starts.at)
+            TRY(slow_rank(&run, c->straggler, &starts, err));
+        run.sim.starts = starts.at;
+        run.sim.n_starts = starts.n;
+        run.details = c->details && i == 0;
+        run.into = i == 0 ? p : NULL;
+        TRY(run_shape(&run, spec, p, err));
+        p->shape[i] = run.shape;
+        p->shape[i].rank = run.rank;
+        p->shape[i].dp_from = from;
+        p->shape[i].dp_to = to;
+        take_peaks(p, &run.shape);
+        if (i == 0) take_step(p, &run.last);
+    }
+out:
+    free(starts.at);
+    return rc;
+}
+
+/* ---- what the run is ---- */
+
+static int64_t flops_base(const struct zt_model_table *t) {
+    int64_t n = t->parameters;
+    for (int i = 0; i < t->n_tensors;
+         i++) /* looked up, not multiplied; a tied one is the head too */
+        if (strstr(t->tensors[i].name, "wpe") ||
+            (!t->config.tied_head &&
+             (strstr(t->tensors[i].name, "wte") || strstr(t->tensors[i].name, "embed_tokens"))))
+            n -= t->tensors[i].numel;
+    return n;
+}
+
+static void take_numbers(const struct zt_plan_config *c, const struct zt_model_table *t,
+                         struct zt_plan *p) {
+    const struct zt_spec *s = c->spec;
+    const struct zt_model_config *m = &t->config;
+    p->parameters = t->parameters;
+    for (int i = 0; i < t->n_tensors; i++)
+        if (!t->tensors[i].frozen) p->trainable += t->tensors[i].numel;
+    p->accumulation = zt_spec_accumulation(s);
+    p->global_batch = s->training.global_batch_size;
+    p->tokens_per_step = p->global_batch * s->training.seq_len;
+    p->total_steps = total_of(c);
+    if (p->total_steps <= INT64_MAX / (p->tokens_per_step ? p->tokens_per_step : 1))
+        p->total_tokens = p->total_steps * p->tokens_per_step;
+    p->flops_per_token = 6.0 * (double)flops_base(t) + 12.0 * (double)m->layers * (double)m->heads *
+                                                           (double)m->head_dim *
+                                                           (double)s->training.seq_len;
+}
+
+static void take_unit(const struct zt_spec *s, const struct zt_model_table *t,
+                      const struct zt_unit_layout *l, const struct zt_walk *walk, int unit,
+                      struct zt_plan_unit *u) {
+    const struct zt_unit_def *d = &t->units[unit];
+    const struct zt_policy *policy = zt_policy(s->parallelism.mode);
+    const struct zt_recipe *recipe = zt_recipe_find(s->precision.recipe);
+    int at = walk->n_forward - 1;
+    while (at > 0 && walk->unit[at] != unit) at--; /* its last use in forward */
+    snprintf(u->name, sizeof u->name, "%s", d->name);
+    u->prefetch = walk->prefetch;
+    u->slices = walk->slices;
+    for (int i = d->first_tensor; i < d->first_tensor + d->n_tensors; i++) {
+        u->parameters += t->tensors[i].numel;
+        if (!t->tensors[i].frozen) u->trainable += t->tensors[i].numel;
+    }
+    for (int k = l->unit_first[unit]; k < l->unit_first[unit + 1]; k++) {
+        const struct zt_flat_group *g = &l->groups[l->unit_groups[k]];
+        u->groups++;
+        u->padded += g->elements;
+        if (policy->gather != ZT_GATHER_BEFORE_USE || g->persistent ||
+            (s->parallelism.shard == 1 && recipe->gathered == g->dtype))
+            continue;
+        enum zt_walk_fate fate = zt_walk_after(walk, l->unit_groups[k], at, walk->n);
+        u->gathered = true;
+        u->after_forward = fate == ZT_WALK_STAYS    ? ZT_AFTER_FORWARD_KEPT
+                           : fate == ZT_WALK_SLICED ? ZT_AFTER_FORWARD_SLICED
+                                                    : ZT_AFTER_FORWARD_FREED;
+    }
+}
+
+static int take_units(const struct zt_spec *s, const struct zt_model_table *t, struct zt_plan *p,
+                      struct zt_error *err) {
+    const struct zt_policy *policy = zt_policy(s->parallelism.mode);
+    const struct zt_recipe *recipe = zt_recipe_find(s->precision.recipe);
+    struct zt_layout_options o = {
+        .shard_degree = s->parallelism.shard,
+        .dtype = recipe->param,
+        .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
+        .reduce_dtype = s->precision.reduce_dtype,
+        .persistence_threshold =
+            policy->gather == ZT_GATHER_BEFORE_USE ? s->parallelism.persistence_threshold : 0};
+    struct zt_unit_layout l = {0};
+    struct zt_walk walk = {0};
+    int rc = 0;
+    TRY(zt_unit_layout_build(t, &o, &l, err));
+    TRY(zt_walk_build(s, policy, s->parallelism.shard, t, &l, &walk, err));
+    p->units = calloc((size_t)t->n_units, sizeof *p->units);
+    if (!p->units) TRY(zt_fail(err, ZT_ENOMEM, "plan: no host memory"));
+    p->n_units = t->n_units;
+    for (int u = 0; u < t->n_units; u++) take_unit(s, t, &l, &walk, u, &p->units[u]);
+out:
+    zt_walk_free(&walk);
+    zt_unit_layout_free(&l);
+    return rc;
+}
+
+static int take_model(const struct zt_plan_config *c, struct zt_plan *p, struct zt_error *err) {
+    const struct zt_spec *s = c->spec;
+    struct zt_model_table t = {0};
+    const char *patterns[ZT_SPEC_MAX_LIST];
+    int rc = 0;
+    TRY(zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t, err));
+    for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
+    TRY(zt_model_set_trainable(&t, patterns, s->training.trainable.n, err));
+    take_numbers(c, &t, p);
+    TRY(take_units(s, &t, p, err));
+out:
+    zt_model_table_free(&t);
+    return rc;
+}
+
+int zt_plan_make(const struct zt_plan_config *c, struct zt_plan **out, struct zt_error *err) {
+    struct zt_spec spec = *c->spec; /* no string of it is owned: verbatim is not looked at */
+    int64_t steps = set_steps(&spec, total_of(c));
+    int rc = 0;
+    *out = NULL;
+    struct zt_plan *p = calloc(1, sizeof *p);
+    if (!p) return zt_fail(err, ZT_ENOMEM, "plan: no host memory");
+    p->fits = true;
+    p->world = zt_mesh_world(zt_spec_mesh(&spec));
+    p->dp_size = zt_mesh_dp(zt_spec_mesh(&spec));
+    p->capacity_bytes = capacity_of(c);
+    double limit = spec.memory.limit_gib * 1073741824.0;
+    if (limit > 0 && limit < (double)p->capacity_bytes) p->capacity_bytes = (int64_t)limit;
+    p->outside_bytes = c->device->outside_bytes;
+    spec.training.steps = steps;
+    spec.training.epochs = 0;
+    spec.metrics.log_freq = 1;
+    TRY(take_model(c, p, err));
+    TRY(shapes(c, &spec, steps, p, err));
+    *out = p;
+    p = NULL;
+out:
+    zt_plan_free(p);
+    return rc;
+}
+
+void zt_plan_free(struct zt_plan *p) {
+    if (!p) return;
+    free(p->units);
+    free(p->collectives);
+    free(p->exposed_ns);
+    free(p->stall_ns);
+    free(p->spans);
+    free(p->curve);
+    free(p);
+}
+
+/* ---- other modes ---- */
+
+int zt_plan_mode(const struct zt_spec *spec, enum zt_mode mode, struct zt_spec *out,
+                 struct zt_error *err) {
+    struct zt_mesh m = zt_spec_mesh(spec);
+    int dp = zt_mesh_dp(m), replicate = mode == ZT_DDP ? dp : m.shard > 1 ? m.replicate : 1;
+    *out = *spec;
+    out->parallelism.mode = mode;
+    out->parallelism.mode_given = true;
+    out->parallelism.replicate = replicate;
+    out->parallelism.shard = dp / replicate;
+    if (mode == ZT_ZERO2) out->parallelism.no_sync = false;
+    return zt_spec_resolve_up_to(out, zt_mesh_world(m), ZT_PLAN_RANKS_MAX, spec->name, err);
+}
