@@ -3,12 +3,13 @@
 # Installs what ztrain needs on Debian 12: the one list of packages.
 #   sh scripts/setup.sh         to build and run
 #   sh scripts/setup.sh test    also to test: a second compiler, sanitizers, fuzzer, unit test library
+# gnuplot-nox is needed to run only by those who ask for charts (--svg); it is on the list of what testing needs.
 set -eu
 
 build="gcc libc6-dev pkg-config meson ninja-build
   libuv1-dev libprotobuf-c-dev protobuf-c-compiler libsqlite3-dev libyaml-dev libjansson-dev libssl-dev
   libxxhash-dev libsmartcols-dev libdnnl-dev libopenblas0-pthread"
-test="clang libclang-rt-14-dev llvm libcriterion-dev libasan8 libubsan1 libtsan2 procps nftables"
+test="clang libclang-rt-14-dev llvm libcriterion-dev libasan8 libubsan1 libtsan2 procps nftables gnuplot-nox"
 
 packages="$build"
 [ "${1:-}" = test ] && packages="$build $test"
