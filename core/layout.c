@@ -47,29 +47,48 @@ int64_t zt_model_padded(const struct zt_model_table *t, int shard_degree) {
     return total;
 }
 
-/* Requested bytes of one buffer: what the allocator is asked for, in its granularity. */
-static int64_t buffer(int64_t elements, enum zt_dtype type) {
-    return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(type), 512);
+#define GRAIN 512 /* the allocator's */
+
+static int64_t buffer(int64_t elements, enum zt_dtype type, size_t grain) {
+    return (int64_t)zt_round_up((size_t)elements * zt_dtype_size(type), grain);
 }
 
+/* grain: what each buffer is rounded up to. */
 static void add_group(struct zt_state_bytes *s, const struct zt_group_size *g, enum zt_mode mode,
-                      int S, const struct zt_recipe *r) {
+                      int S, const struct zt_recipe *r, size_t grain) {
     const bool cut_p = (mode == ZT_ZERO3 || mode == ZT_FSDP), cut_g = cut_p || mode == ZT_ZERO2;
-    const int64_t n = g->elements, own = mode == ZT_DDP ? n : n / S;
-    ZT_ASSERT(n % S == 0);
-    s->parameters += buffer(cut_p && !g->persistent ? n / S : n, r->param);
+    const int64_t n = g->elements, part = zt_ceil_div(n, S), own = mode == ZT_DDP ? n : part;
+    s->parameters += buffer(cut_p && !g->persistent ? part : n, r->param, grain);
     if (!g->trainable)
         return;
-    s->gradients += cut_g ? buffer(n / S, r->own) : buffer(n, r->grad);
-    s->optimizer += 2 * buffer(own, r->moment) + (r->has_master ? buffer(own, ZT_F32) : 0);
+    s->gradients += cut_g ? buffer(part, r->own, grain) : buffer(n, r->grad, grain);
+    s->optimizer += 2 * buffer(own, r->moment, grain) + (r->has_master ? buffer(own, ZT_F32, grain) : 0);
 }
 
 struct zt_state_bytes zt_state_of_groups(const struct zt_group_size *g, int n, enum zt_mode mode,
                                          int shard_degree, const struct zt_recipe *r) {
     struct zt_state_bytes s = {0, 0, 0};
-    for (int i = 0; i < n; i++)
-        add_group(&s, &g[i], mode, shard_degree, r);
+    for (int i = 0; i < n; i++) {
+        ZT_ASSERT(g[i].elements % shard_degree == 0);
+        add_group(&s, &g[i], mode, shard_degree, r, GRAIN);
+    }
     return s;
+}
+
+struct zt_state_bytes zt_state_plain(int64_t elements, bool trainable, enum zt_mode mode,
+                                     int shard_degree, const struct zt_recipe *r) {
+    struct zt_state_bytes s = {0, 0, 0};
+    const struct zt_group_size g = {elements, trainable, false};
+    ZT_ASSERT(elements >= 0 && shard_degree >= 1);
+    add_group(&s, &g, mode, shard_degree, r, 1);
+    return s;
+}
+
+struct zt_unit_peak zt_unit_peak_formula(int64_t elements, bool gathers, int ahead, int in_flight,
+                                         enum zt_dtype reduce, const struct zt_recipe *r) {
+    const int64_t whole = gathers ? (1 + ahead) * buffer(elements, r->gathered, 1) : 0;
+    return (struct zt_unit_peak){
+        whole, whole + buffer(elements, r->grad, 1) + in_flight * buffer(elements, reduce, 1)};
 }
 
 struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
@@ -78,7 +97,7 @@ struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_m
     for (int u = 0; u < t->n_units; u++)
         for (int frozen = 0; frozen < 2; frozen++) {
             struct zt_group_size g = {unit_padded(t, u, frozen, shard_degree), !frozen, false};
-            add_group(&s, &g, mode, shard_degree, r);
+            add_group(&s, &g, mode, shard_degree, r, GRAIN);
         }
     return s;
 }

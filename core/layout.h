@@ -35,6 +35,17 @@ struct zt_state_bytes zt_state_of_groups(const struct zt_group_size *g, int n, e
 struct zt_state_bytes zt_state_formula(const struct zt_model_table *t, enum zt_mode mode,
                                        int shard_degree, const struct zt_recipe *r);
 
+/* The plain formula, for those who know a number of parameters and no model: one group, a shard of
+ * ceil(elements / S), nothing rounded up to grains: a lower bound of the above. */
+struct zt_state_bytes zt_state_plain(int64_t elements, bool trainable, enum zt_mode mode,
+                                     int shard_degree, const struct zt_recipe *r);
+
+/* Most bytes that equal units of so many elements take beside the state in forward and in backward, when a
+ * mode gathers (docs/memory.md): `ahead` units gathered ahead, `in_flight` reductions not yet over. */
+struct zt_unit_peak { int64_t forward, backward; };
+struct zt_unit_peak zt_unit_peak_formula(int64_t elements, bool gathers, int ahead, int in_flight,
+                                         enum zt_dtype reduce, const struct zt_recipe *r);
+
 /* Bytes that a rank sends per optimizer step and parameter element, of a model of many equal units all
  * of which train: a gather or a scatter in a group of K sends (K-1)/K of the buffer, an all-reduce twice
  * that. What a real model's edges change (the root is gathered once or three times) is not in it. */

@@ -25,6 +25,14 @@ int zt_model_preset(const char *name, struct zt_model_config *c, struct zt_error
 const char *zt_model_preset_name(int i);
 int zt_model_config_check(const struct zt_model_config *c, struct zt_error *err);
 
+/* Parameters in closed form, for every family, also one that has no table yet. */
+struct zt_model_count {
+    int64_t parameters;    /* a tied head counts once */
+    int64_t replicated;    /* whole on every tensor-parallel rank: norms, biases behind a row cut, positions */
+    int64_t largest_layer; /* of one layer: a matrix with its bias */
+};
+int zt_model_count(const struct zt_model_config *c, struct zt_model_count *out, struct zt_error *err);
+
 enum zt_init { ZT_INIT_NORMAL, ZT_INIT_ZERO, ZT_INIT_ONE };
 
 struct zt_tensor_def {

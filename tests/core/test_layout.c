@@ -207,3 +207,43 @@ Test(layout, volumes_of_a_step) {
         cr_assert_eq(v.all_reduce, row[i].all_reduce, "row %zu: all-reduce %g", i, v.all_reduce);
     }
 }
+
+/* The plain formula: bytes per parameter times the shard, to the byte; a shard is ceil(N / S). */
+Test(layout, plain_formula) {
+    static const struct { int64_t n; int k; enum zt_mode mode; int64_t p, g, o; } row[] = {
+        {1000000000, 8, ZT_DDP, 2000000000, 2000000000, 12000000000},
+        {1000000000, 8, ZT_ZERO1, 2000000000, 2000000000, 1500000000},
+        {1000000000, 8, ZT_ZERO2, 2000000000, 250000000, 1500000000},
+        {1000000000, 8, ZT_ZERO3, 250000000, 250000000, 1500000000},
+        {1000000000, 8, ZT_FSDP, 250000000, 250000000, 1500000000},
+        {10, 8, ZT_ZERO3, 4, 4, 24}, /* 2 elements a rank */
+        {10, 8, ZT_ZERO1, 20, 20, 24},
+        {1, 8, ZT_FSDP, 2, 2, 12},
+        {0, 8, ZT_FSDP, 0, 0, 0},
+        {1000000000000000, 1, ZT_DDP, 2000000000000000, 2000000000000000, 12000000000000000},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct zt_state_bytes s = zt_state_plain(row[i].n, true, row[i].mode, row[i].k, zt_recipe_find("mixed16"));
+        cr_assert_eq(s.parameters, row[i].p, "row %zu", i);
+        cr_assert_eq(s.gradients, row[i].g, "row %zu", i);
+        cr_assert_eq(s.optimizer, row[i].o, "row %zu", i);
+        s = zt_state_plain(row[i].n, false, row[i].mode, row[i].k, zt_recipe_find("mixed16"));
+        cr_assert(s.parameters == row[i].p && s.gradients == 0 && s.optimizer == 0, "frozen, row %zu", i);
+    }
+}
+
+/* A block of Llama 3 8B, bf16 gathered and fp32 reduced: 872,448,000 and 2,181,120,000 bytes; 8 and 16 bytes per
+ * element in fp32; each unit ahead and each reduction in flight on top. */
+Test(layout, peak_of_equal_units) {
+    const struct zt_recipe *mixed = zt_recipe_find("fsdp_mixed"), *full = zt_recipe_find("fp32");
+    struct zt_unit_peak p = zt_unit_peak_formula(218112000, true, 1, 1, ZT_F32, mixed);
+    cr_assert(p.forward == 872448000 && p.backward == 2181120000);
+    p = zt_unit_peak_formula(1000, true, 1, 1, ZT_F32, full);
+    cr_assert(p.forward == 8000 && p.backward == 16000);
+    p = zt_unit_peak_formula(1000, true, 1, 1, ZT_BF16, mixed);
+    cr_assert(p.forward == 4000 && p.backward == 8000);
+    p = zt_unit_peak_formula(1000, true, 3, 2, ZT_F32, mixed);
+    cr_assert(p.forward == 8000 && p.backward == 18000);
+    p = zt_unit_peak_formula(1000, false, 1, 1, ZT_F32, mixed);
+    cr_assert(p.forward == 0 && p.backward == 6000);
+}

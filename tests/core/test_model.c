@@ -237,3 +237,63 @@ Test(model, trainable_patterns) {
     cr_expect_str_eq(err.msg, "training.trainable: nothing is left to train");
     zt_model_table_free(&t);
 }
+
+/* Totals as the models' own cards and configurations give them; what tensor parallelism does not cut: 843,264 of
+ * GPT-2's smallest (positions, 25 norms, 24 biases), 266,240 of Llama 3 8B (65 norms). */
+Test(model, closed_form_counts) {
+    static const struct { const char *preset; int64_t parameters, replicated, largest; } want[] = {
+        {"gpt2-124m", 124439808, 843264, 50257 * 768},
+        {"gpt2-350m", 354823168, -1, -1},
+        {"gpt2-774m", 774030080, -1, -1},
+        {"gpt2-1558m", 1557611200, -1, 50257 * 1600},
+        {"llama3-1b", 1235814400, -1, -1},
+        {"llama3-8b", 8030261248, 266240, 525336576},
+        {"llama3-70b", 70553706496, -1, -1},
+        {"llama3-405b", 405853388800, -1, -1},
+        {"qwen2.5-0.5b", 494032768, -1, -1},
+        {"qwen2.5-7b", 7615616512, -1, -1},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_config c;
+        struct zt_model_count n;
+        struct zt_error err = {0};
+        cr_assert_eq(zt_model_preset(want[i].preset, &c, &err), 0, "%s", err.msg);
+        cr_assert_eq(zt_model_count(&c, &n, &err), 0, "%s", err.msg);
+        cr_assert_eq(n.parameters, want[i].parameters, "%s: %lld", want[i].preset, (long long)n.parameters);
+        cr_assert(want[i].replicated < 0 || n.replicated == want[i].replicated, "%s: %lld", want[i].preset,
+                  (long long)n.replicated);
+        cr_assert(want[i].largest < 0 || n.largest_layer == want[i].largest, "%s: %lld", want[i].preset,
+                  (long long)n.largest_layer);
+    }
+}
+
+/* Where there is a table, both agree: the total, and what no rank cuts. A layer is what shares a name up to its
+ * last dot. */
+Test(model, closed_form_is_the_tables) {
+    static const char *const presets[] = {"gpt2-nano", "gpt2-124m", "gpt2-1558m"};
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        struct zt_model_table t = build(presets[i]);
+        struct zt_model_count n;
+        struct zt_error err = {0};
+        int64_t whole = 0, largest = 0, layer = 0;
+        for (int k = 0; k < t.n_tensors; k++) {
+            const char *name = t.tensors[k].name, *before = k ? t.tensors[k - 1].name : "";
+            size_t stem = (size_t)(strrchr(name, '.') - name);
+            whole += t.tensors[k].tp_dim < 0 ? t.tensors[k].numel : 0;
+            layer = (k && strncmp(name, before, stem + 1) == 0 ? layer : 0) + t.tensors[k].numel;
+            largest = layer > largest ? layer : largest;
+        }
+        cr_assert_eq(zt_model_count(&t.config, &n, &err), 0, "%s", err.msg);
+        cr_assert_eq(n.parameters, t.parameters);
+        cr_assert_eq(n.replicated, whole, "%s: %lld, %lld", presets[i], (long long)n.replicated, (long long)whole);
+        cr_assert_eq(n.largest_layer, largest, "%s", presets[i]);
+        zt_model_table_free(&t);
+    }
+}
+
+Test(model, a_count_of_nonsense_is_refused) {
+    struct zt_model_config c = {0};
+    struct zt_model_count n;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_count(&c, &n, &err), ZT_EINVAL);
+}
