@@ -331,6 +331,7 @@ void zt_plan_free(struct zt_plan *p) {
     free(p->stall_ns);
     free(p->spans);
     free(p->curve);
+    free(p->groups);
     free(p);
 }
 

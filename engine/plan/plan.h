@@ -96,10 +96,12 @@ struct zt_plan {
     int64_t n_collectives, dropped;      /* in order of queueing; older ones beyond 65536 are dropped */
     struct zt_coll_record *collectives;
     int64_t *exposed_ns, *stall_ns;      /* beside them */
+    int n_groups;                        /* groups of the rank whose step it is (shape[0]) */
+    struct zt_comm_group *groups;
     size_t n_spans;                      /* compute, updates, stalls */
     struct zt_interval *spans;
     size_t n_curve;
-    struct zt_plan_point *curve;         /* from what the step begins with; what: the buffer that came or went */
+    struct zt_plan_point *curve;         /* the first: what the step begins with; what: the buffer that came or went */
 };
 
 /* 0, also when the run does not fit. Fails on a specification the trainer refuses. */

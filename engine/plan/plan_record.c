@@ -2,6 +2,7 @@
 /* engine/plan/plan_record.c: one run of the trainer on the simulated device, and what is kept of
  * it: the windows of D6 (as the coordinator makes them from step reports), the last report, and
  * with details the last step's collectives, intervals and memory. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,16 +48,8 @@ static bool is_last(const struct plan_run *run, int64_t step) {
     return run->details && step == run->sim.total_steps;
 }
 
-/* Every change of memory since the step before was told; kept from there on for the last step. */
-static void on_alloc(void *arg, const struct zt_alloc_event *e) {
-    struct plan_run *run = arg;
+static void keep_point(struct plan_run *run) {
     struct plan_curve *k = &run->curve;
-    const struct zt_alloc_watch *w = &run->c->watch;
-    if (w->fn && run->into) w->fn(w->arg, e);
-    int64_t sign = e->action == ZT_ALLOC_BLOCK || e->action == ZT_ALLOC_SEGMENT ? 1 : -1;
-    bool block = e->action == ZT_ALLOC_BLOCK || e->action == ZT_FREE_BLOCK;
-    *(block ? &k->now.by_tag[e->tag] : &k->now.reserved) += sign * e->size;
-    if (!block || !run->details || run->last.step + 1 != run->sim.total_steps) return;
     if (k->n == k->cap) {
         size_t cap = k->cap ? 2 * k->cap : 1024;
         struct zt_plan_point *more = realloc(k->at, cap * sizeof *more);
@@ -67,10 +60,25 @@ static void on_alloc(void *arg, const struct zt_alloc_event *e) {
         k->at = more;
         k->cap = cap;
     }
+    k->at[k->n++] = k->now;
+}
+
+/* Every change of memory since the step before was told; kept from there on for the last step, and
+ * in front of them what there was when it began. */
+static void on_alloc(void *arg, const struct zt_alloc_event *e) {
+    struct plan_run *run = arg;
+    struct plan_curve *k = &run->curve;
+    const struct zt_alloc_watch *w = &run->c->watch;
+    if (w->fn && run->into) w->fn(w->arg, e);
+    int64_t sign = e->action == ZT_ALLOC_BLOCK || e->action == ZT_ALLOC_SEGMENT ? 1 : -1;
+    bool block = e->action == ZT_ALLOC_BLOCK || e->action == ZT_FREE_BLOCK;
+    bool kept = run->details && run->last.step + 1 == run->sim.total_steps;
+    if (kept && k->n == 0) keep_point(run);
+    *(block ? &k->now.by_tag[e->tag] : &k->now.reserved) += sign * e->size;
     k->now.at_ns = e->at_ns;
     k->now.phase = e->phase;
-    strncpy(k->now.what, e->name, sizeof k->now.what - 1);
-    k->at[k->n++] = k->now;
+    strncpy(k->now.what, block ? e->name : "", sizeof k->now.what - 1);
+    if (kept && block) keep_point(run);
 }
 
 static void *copy_of(const void *from, size_t n, size_t size) {
@@ -89,18 +97,63 @@ static void take_spans(struct zt_plan *p, const struct zt_intervals *iv) {
     }
 }
 
+/* The groups with their ranks and names behind them, in one piece. */
+static int take_groups(struct zt_plan *p, const struct zt_comm_group *g, int n) {
+    enum { NAME = 16 };
+    size_t ranks = 0, count = (size_t)n;
+    for (size_t i = 0; i < count; i++) ranks += (size_t)g[i].size;
+    p->groups = malloc(count * (sizeof *p->groups + NAME) + ranks * sizeof(int) + 1);
+    if (!p->groups) return ZT_ENOMEM;
+    int *at = (int *)(void *)(p->groups + count);
+    char *name = (char *)(at + ranks);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(name, NAME, "%s", g[i].name);
+        memcpy(at, g[i].ranks, (size_t)g[i].size * sizeof *at);
+        p->groups[i] = (struct zt_comm_group){name, at, g[i].size};
+        at += g[i].size;
+        name += NAME;
+    }
+    p->n_groups = n;
+    return 0;
+}
+
+/* Of a first run that did not fit, when its last step was whole. */
+static void drop_details(struct zt_plan *p) {
+    free(p->collectives);
+    free(p->exposed_ns);
+    free(p->stall_ns);
+    free(p->spans);
+    free(p->curve);
+    free(p->groups);
+    p->n_spans = 0;
+}
+
+static void take_curve(struct zt_plan *p, struct plan_run *run, int64_t start_ns) {
+    if (run->curve.n == 0) keep_point(run); /* a step in which nothing came or went */
+    p->curve = copy_of(run->curve.at, run->curve.n, sizeof *run->curve.at);
+    if (!p->curve) return;
+    p->n_curve = run->curve.n;
+    for (size_t i = 0; i < p->n_curve; i++) p->curve[i].at_ns -= start_ns;
+    if (p->n_curve == 0) return;
+    p->curve[0].at_ns = 0;
+    p->curve[0].phase = ZT_PHASE_FORWARD;
+    memset(p->curve[0].what, 0, sizeof p->curve[0].what);
+}
+
 static void on_collectives(void *arg, const struct zt_step_trace *t) {
     struct plan_run *run = arg;
     struct zt_plan *p = run->into;
     size_t n = (size_t)t->n;
     if (!p || !is_last(run, t->step)) return;
+    drop_details(p);
     p->step_ns = t->end_ns - t->start_ns;
     p->collectives = copy_of(t->records, n, sizeof *t->records);
     p->exposed_ns = copy_of(t->exposed_ns, n, sizeof *t->exposed_ns);
     p->stall_ns = copy_of(t->stall_ns, n, sizeof *t->stall_ns);
     take_spans(p, t->intervals);
-    p->curve = copy_of(run->curve.at, run->curve.n, sizeof *run->curve.at);
-    if (!p->collectives || !p->exposed_ns || !p->stall_ns || !p->spans || !p->curve) {
+    take_curve(p, run, t->start_ns);
+    if (!p->collectives || !p->exposed_ns || !p->stall_ns || !p->spans || !p->curve ||
+        take_groups(p, t->groups, t->n_groups)) {
         run->rc = ZT_ENOMEM;
         return;
     }
@@ -111,8 +164,6 @@ static void on_collectives(void *arg, const struct zt_step_trace *t) {
         p->collectives[i].start_ns -= t->start_ns;
         p->collectives[i].end_ns -= t->start_ns;
     }
-    p->n_curve = run->curve.n;
-    for (size_t i = 0; i < p->n_curve; i++) p->curve[i].at_ns -= t->start_ns;
 }
 
 /* ---- the run ---- */
