@@ -16,4 +16,11 @@ int zt_plan_phases(const struct zt_plan *p, struct zt_plan_phase *out, int max);
  * path "-": standard output. ZT_EINVAL: it cannot be opened; ZT_EIO: not be written, and what was is removed. */
 int zt_plan_write_trace(const struct zt_plan *p, const struct zt_spec *s, const char *path, struct zt_error *err);
 
+/* The chart as SVG: a bar a mode, of what makes its peak and of what is reserved besides, against the capacity; below
+ * it the step of p in the order of time. Modes without a plan have no bar; at most ZT_PLAN_BARS. Errors: plot.h. */
+#define ZT_PLAN_BARS 32
+struct zt_plan_bar { const char *label; const struct zt_plan *plan; bool chosen; };
+int zt_plan_draw(const struct zt_plan *p, const struct zt_spec *s, const struct zt_cost_device *d,
+                 const struct zt_plan_bar *modes, int n, const char *path, struct zt_error *err);
+
 #endif

@@ -14,6 +14,9 @@
 
 #define SVG_MOST (256l << 20)
 
+#define HIGH 480 /* of a panel */
+#define ALARM "#b00000"
+
 extern char **environ;
 
 /* Colours of Okabe and Ito; text on the dark ones is white. */
@@ -24,6 +27,7 @@ static const struct { const char *name, *fill, *text; } category[ZT_PLOT_CATEGOR
     [ZT_PLOT_ACTIVATIONS] = {"activations", "#cc79a7", "#000000"},
     [ZT_PLOT_TEMPORARY] = {"temporary", "#f0e442", "#000000"},
     [ZT_PLOT_COMMUNICATION] = {"communication", "#56b4e9", "#000000"},
+    [ZT_PLOT_UNUSED] = {"reserved, not in use", "#e2e2e2", "#000000"},
 };
 
 const char *zt_plot_category_name(enum zt_plot_category c) {
@@ -146,34 +150,25 @@ static int draw(const char *path, FILE *script, struct zt_error *err) {
 
 /* ---------------------------------------------------------------------------------- what both have */
 
-static FILE *begin(const struct zt_plot_head *h, int width, int64_t most, struct scale *s, struct zt_error *err) {
-    FILE *f = tmpfile();
-    if (!f) {
-        zt_fail(err, ZT_EIO, "chart: no room for a temporary file: %s", strerror(errno));
-        return NULL;
-    }
-    const int64_t top = h->capacity > most ? h->capacity : most;
-    *s = scale_of(top, h->binary);
-    fprintf(f, "set encoding utf8\nset terminal svg noenhanced size %d,480 font 'sans-serif,13' background rgb 'white'\n",
-            width);
-    fputs("set title ", f);
+/* Title, axes and capacity of a panel, the first or another one; room above the top is for words. */
+static void begin(FILE *f, const struct zt_plot_head *h, double top, double room, struct scale s) {
+    fputs("reset\nset title ", f);
     quote(f, h->title ? h->title : "", false);
     fprintf(f, "\nset ylabel '%s'\nset yrange [0:%.17g]\nset grid ytics lc rgb '#dddddd'\nset border 3\n"
                "set tics nomirror out\nset key outside right top Left reverse samplen 1\n",
-            s->name, (double)top / s->unit * 1.12);
+            s.name, top / s.unit * room);
     if (h->x_label) {
         fputs("set xlabel ", f);
         quote(f, h->x_label, false);
         fputc('\n', f);
     }
     if (h->capacity > 0) {
-        double y = (double)h->capacity / s->unit;
-        fprintf(f, "set arrow from graph 0, first %.17g to graph 1, first %.17g nohead front dt 2 lw 2 lc rgb '#b00000'\n"
-                   "set label ", y, y);
+        double y = (double)h->capacity / s.unit;
+        fprintf(f, "set arrow from graph 0, first %.17g to graph 1, first %.17g nohead front dt 2 lw 2 lc rgb '%s'\n"
+                   "set label ", y, y, ALARM);
         quote(f, h->capacity_label ? h->capacity_label : "capacity", false);
-        fprintf(f, " at graph 0.99, first %.17g right offset 0,0.6 front tc rgb '#b00000'\n", y);
+        fprintf(f, " at graph 0.99, first %.17g right offset 0,0.6 front tc rgb '%s'\n", y, ALARM);
     }
-    return f;
 }
 
 /* The sum of a stack, or a refusal. */
@@ -218,6 +213,20 @@ static void bar_numbers(FILE *f, const struct zt_plot_bar *bars, int n, double t
     }
 }
 
+static bool bar_notes(FILE *f, const struct zt_plot_bar *bars, int n) {
+    bool some = false;
+    for (int i = 0; i < n; i++) {
+        if (!bars[i].note)
+            continue;
+        some = true;
+        fputs("set label ", f);
+        quote(f, bars[i].note, false);
+        fprintf(f, " at first %d, graph 0 center offset 0,-2.2 font ',11' tc rgb '%s'\n", i,
+                bars[i].alarm ? ALARM : "#555555");
+    }
+    return some;
+}
+
 static void bars_script(FILE *f, const struct zt_plot_bar *bars, int n, double top, struct scale s) {
     bool some[ZT_PLOT_CATEGORIES] = {false}, first = true;
     fprintf(f, "set xrange [-0.6:%.1f]\nset xtics scale 0 (", n - 0.4);
@@ -230,6 +239,8 @@ static void bars_script(FILE *f, const struct zt_plot_bar *bars, int n, double t
     }
     fputs(")\n", f);
     bar_numbers(f, bars, n, top, s);
+    if (bar_notes(f, bars, n))
+        fputs("set bmargin 5\nset xlabel offset 0,-1.4\n", f);
     for (int c = 0; c < ZT_PLOT_CATEGORIES; c++)
         if (some[c])
             bar_data(f, bars, n, c, s);
@@ -246,30 +257,27 @@ static void bars_script(FILE *f, const struct zt_plot_bar *bars, int n, double t
 /* Room for the longest label below each bar. */
 static int bars_width(const struct zt_plot_bar *bars, int n) {
     size_t longest = 12;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         if (bars[i].label && strlen(bars[i].label) > longest)
             longest = strlen(bars[i].label);
+        if (bars[i].note && strlen(bars[i].note) > longest)
+            longest = strlen(bars[i].note);
+    }
     int width = 260 + n * (int)(longest > 40 ? 40 : longest) * 9;
     return width < 640 ? 640 : width;
 }
 
-int zt_plot_bars(const char *path, const struct zt_plot_head *h, const struct zt_plot_bar *bars, int n,
-                 struct zt_error *err) {
-    int64_t most = 0, sum = 0;
-    struct scale s;
+static int bars_most(const struct zt_plot_bar *bars, int n, int64_t *most, struct zt_error *err) {
+    int64_t sum = 0;
     for (int i = 0; i < n; i++) {
         int rc = stack_of(bars[i].bytes, &sum, err);
         if (rc)
             return rc;
-        most = sum > most ? sum : most;
+        *most = sum > *most ? sum : *most;
     }
-    if (n < 1 || n > 64 || most == 0)
-        return zt_fail(err, ZT_EINVAL, "chart: nothing to draw in %d bars (1 to 64 with bytes in them)", n);
-    FILE *f = begin(h, bars_width(bars, n), most, &s, err);
-    if (!f)
-        return err->code;
-    bars_script(f, bars, n, (double)(h->capacity > most ? h->capacity : most) / s.unit, s);
-    return draw(path, f, err);
+    return n < 1 || n > 64 || *most == 0
+               ? zt_fail(err, ZT_EINVAL, "chart: nothing to draw in %d bars (1 to 64 with bytes in them)", n)
+               : 0;
 }
 
 /* ---------------------------------------------------------------------------------- area */
@@ -296,10 +304,12 @@ static void area_script(FILE *f, const struct zt_plot_area *a, struct scale s) {
     fprintf(f, "set xrange [%.17g:%.17g]\n", a->x[0], a->x[a->n - 1]);
     for (int i = 0; i < a->n_marks; i++) {
         const struct zt_plot_mark *m = &a->marks[i];
+        bool late = m->x - a->x[0] > 0.85 * (a->x[a->n - 1] - a->x[0]);
         fprintf(f, "set arrow from first %.17g, graph 0 to first %.17g, graph 1 nohead front dt 3 lc rgb '#555555'\n"
                    "set label ", m->x, m->x);
         quote(f, m->label ? m->label : "", false);
-        fprintf(f, " at first %.17g, graph 0.98 left offset 0.4,0 front font ',11' tc rgb '#555555'\n", m->x);
+        fprintf(f, " at first %.17g, graph %.2f %s front font ',11' tc rgb '#555555'\n", m->x, 0.98 - 0.05 * m->row,
+                late ? "right offset -0.4,0" : "left offset 0.4,0");
     }
     for (int i = 0; i < a->n; i++)
         for (int c = 0; c < ZT_PLOT_CATEGORIES; c++)
@@ -317,25 +327,66 @@ static void area_script(FILE *f, const struct zt_plot_area *a, struct scale s) {
     fputc('\n', f);
 }
 
-int zt_plot_area(const char *path, const struct zt_plot_head *h, const struct zt_plot_area *a,
-                 struct zt_error *err) {
-    int64_t most = 0, sum = 0;
-    struct scale s;
+static int area_most(const struct zt_plot_area *a, int64_t *most, struct zt_error *err) {
+    int64_t sum = 0;
     if (a->n < 2)
         return zt_fail(err, ZT_EINVAL, "chart: nothing to draw in %d points", a->n);
     for (int i = 0; i < a->n; i++) {
         int rc = stack_of(a->bytes[i], &sum, err);
         if (rc)
             return rc;
-        most = sum > most ? sum : most;
+        *most = sum > *most ? sum : *most;
         if (!(a->x[i] - a->x[0] >= 0) || (i > 0 && !(a->x[i] >= a->x[i - 1])))
             return zt_fail(err, ZT_EINVAL, "chart: point %d lies before the one before it", i);
     }
-    if (most == 0 || !(a->x[a->n - 1] > a->x[0]))
-        return zt_fail(err, ZT_EINVAL, "chart: nothing to draw: no bytes, or no time between the points");
-    FILE *f = begin(h, 960, most, &s, err);
+    return *most == 0 || !(a->x[a->n - 1] > a->x[0])
+               ? zt_fail(err, ZT_EINVAL, "chart: nothing to draw: no bytes, or no time between the points")
+               : 0;
+}
+
+/* ---------------------------------------------------------------------------------- files */
+
+int zt_plot_panels(const char *path, const struct zt_plot_panel *panels, int n, struct zt_error *err) {
+    int64_t most[ZT_PLOT_PANELS] = {0};
+    int width = 640, rc = n < 1 || n > ZT_PLOT_PANELS ? zt_fail(err, ZT_EINVAL, "chart: %d panels", n) : 0;
+    for (int i = 0; i < n && rc == 0; i++) {
+        const struct zt_plot_panel *p = &panels[i];
+        if (!p->bars && !p->area)
+            return zt_fail(err, ZT_EINVAL, "chart: nothing to draw");
+        rc = p->bars ? bars_most(p->bars, p->n_bars, &most[i], err) : area_most(p->area, &most[i], err);
+        int wide = p->bars ? bars_width(p->bars, p->n_bars) : 960;
+        width = wide > width ? wide : width;
+    }
+    if (rc)
+        return rc;
+    FILE *f = tmpfile();
     if (!f)
-        return err->code;
-    area_script(f, a, s);
+        return zt_fail(err, ZT_EIO, "chart: no room for a temporary file: %s", strerror(errno));
+    fprintf(f, "set encoding utf8\nset terminal svg noenhanced size %d,%d font 'sans-serif,13' background rgb 'white'\n",
+            width, n * HIGH);
+    if (n > 1)
+        fprintf(f, "set multiplot layout %d,1\n", n);
+    for (int i = 0; i < n; i++) {
+        const struct zt_plot_panel *p = &panels[i];
+        int64_t top = p->head.capacity > most[i] ? p->head.capacity : most[i];
+        struct scale s = scale_of(top, p->head.binary);
+        begin(f, &p->head, (double)top, !p->bars && p->area->n_marks > 0 ? 1.25 : 1.12, s);
+        if (p->bars)
+            bars_script(f, p->bars, p->n_bars, (double)top / s.unit, s);
+        else
+            area_script(f, p->area, s);
+    }
+    if (n > 1)
+        fputs("unset multiplot\n", f);
     return draw(path, f, err);
+}
+
+int zt_plot_bars(const char *path, const struct zt_plot_head *h, const struct zt_plot_bar *bars, int n,
+                 struct zt_error *err) {
+    return zt_plot_panels(path, &(struct zt_plot_panel){.head = *h, .bars = bars, .n_bars = n}, 1, err);
+}
+
+int zt_plot_area(const char *path, const struct zt_plot_head *h, const struct zt_plot_area *a,
+                 struct zt_error *err) {
+    return zt_plot_panels(path, &(struct zt_plot_panel){.head = *h, .area = a}, 1, err);
 }

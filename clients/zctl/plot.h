@@ -15,7 +15,9 @@
  * colours differently can tell apart. */
 enum zt_plot_category {
     ZT_PLOT_PARAMETERS = 0, ZT_PLOT_GRADIENTS, ZT_PLOT_OPTIMIZER, ZT_PLOT_ACTIVATIONS, ZT_PLOT_TEMPORARY,
-    ZT_PLOT_COMMUNICATION, ZT_PLOT_CATEGORIES
+    ZT_PLOT_COMMUNICATION,
+    ZT_PLOT_UNUSED,             /* in segments of the allocator, but not handed out */
+    ZT_PLOT_CATEGORIES
 };
 const char *zt_plot_category_name(enum zt_plot_category c); /* "parameters", ... */
 
@@ -29,11 +31,17 @@ struct zt_plot_head {
 
 /* Stacked bars: one a mode. The total stands above each bar, a category's own number inside its part where there
  * is room. A category that is 0 in all bars has no entry in the legend. */
-struct zt_plot_bar { const char *label; int64_t bytes[ZT_PLOT_CATEGORIES]; };
+struct zt_plot_bar {
+    const char *label;
+    int64_t bytes[ZT_PLOT_CATEGORIES];
+    const char *note;           /* a line below the label; NULL: none */
+    bool alarm;                 /* the note in the colour of the capacity */
+};
 
 /* What is live over a step: the bytes of point i hold from x[i] to x[i + 1]; the last point ends the chart. Marks
- * are vertical lines with a word at the top, such as where backward begins. */
-struct zt_plot_mark { double x; const char *label; };
+ * are vertical lines with a word at the top, such as where backward begins; a row further down for words that would
+ * lie over each other. */
+struct zt_plot_mark { double x; const char *label; int row; };
 struct zt_plot_area {
     int n;                      /* 2 or more points */
     const double *x;            /* ascending */
@@ -49,4 +57,14 @@ int zt_plot_bars(const char *path, const struct zt_plot_head *h, const struct zt
                  struct zt_error *err);
 int zt_plot_area(const char *path, const struct zt_plot_head *h, const struct zt_plot_area *a,
                  struct zt_error *err);
+
+/* Several charts in one file, one below the other. A panel has bars or an area. */
+struct zt_plot_panel {
+    struct zt_plot_head head;
+    const struct zt_plot_bar *bars;
+    int n_bars;
+    const struct zt_plot_area *area; /* when bars is NULL */
+};
+#define ZT_PLOT_PANELS 4
+int zt_plot_panels(const char *path, const struct zt_plot_panel *panels, int n, struct zt_error *err);
 #endif
