@@ -53,6 +53,10 @@ const struct zt_recipe *zt_recipe_find(const char *name) {
     return NULL;
 }
 
+const struct zt_recipe *zt_recipe_row(int i) {
+    return i >= 0 && (size_t)i < sizeof recipes / sizeof recipes[0] ? &recipes[i] : NULL;
+}
+
 size_t zt_recipe_optimizer_bytes(const struct zt_recipe *r) {
     return (r->has_master ? zt_dtype_size(ZT_F32) : 0) + 2 * zt_dtype_size(r->moment);
 }

@@ -45,6 +45,7 @@ const char *zt_dtype_row_name(enum zt_dtype_row row); /* "parameter", "gathered"
 
 /* NULL when there is no such recipe. */
 const struct zt_recipe *zt_recipe_find(const char *name);
+const struct zt_recipe *zt_recipe_row(int i); /* NULL past the end */
 /* Bytes per parameter that the optimizer keeps (master + m + v). */
 size_t zt_recipe_optimizer_bytes(const struct zt_recipe *r);
 

@@ -54,6 +54,10 @@ static const struct { const char *name, *subject; bool needed; const char *help,
     [ZT_CMD_WAIT] = {"wait", "RUN", true, "Wait until a run has ended; the exit code says how.",
                      "zctl wait quickstart --timeout 600"},
     [ZT_CMD_WORKERS] = {"workers", NULL, false, "The workers and what they do.", "zctl workers"},
+    [ZT_CMD_ESTIMATE] = {"estimate", NULL, false,
+                         "Arithmetic for those who have no run file: bytes per rank of a number of parameters in every "
+                         "sharding mode, what other programs estimate, bytes sent per step, bandwidths of a collective.",
+                         "zctl estimate --params 1e9 --shards 8"},
     [ZT_CMD_VERSION] = {"version", NULL, false, "Versions of this program and of the coordinator.",
                         "zctl version"},
     [ZT_CMD_HELP] = {"help", "COMMAND", false, "This text, or that of a command.", "zctl help run"},
@@ -64,7 +68,7 @@ static const struct { const char *name, *subject; bool needed; const char *help,
 #define ELSEWHERE (EVERYWHERE & ~ON(RUN)) /* run has a coordinator of its own */
 
 enum {
-    OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
+    OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
     OPT_UNIT
@@ -96,7 +100,9 @@ static const struct zt_option rows[] = {
     {"--interval", 0, "S", ON(WATCH), OPT_INTERVAL, "Seconds between looks; default 2."},
     {"--shard", 0, "N", ON(EXPLAIN), OPT_SHARD, "Of a mode: figures for this shard degree; default 8."},
     {"--replicate", 0, "N", ON(EXPLAIN), OPT_REPLICATE, "Of a mode: figures for so many replicas; default 1, hsdp 2."},
-    {"--recipe", 0, "NAME", ON(EXPLAIN), OPT_RECIPE, "Of a mode: figures of this precision recipe only."},
+    {"--recipe", 0, "NAME", ON(EXPLAIN) | ON(ESTIMATE), OPT_RECIPE,
+     "Of a mode: figures of this precision recipe only. estimate: default mixed16."},
+    {"--svg", 0, "FILE", ON(ESTIMATE), OPT_SVG, "Draw a chart (needs the package gnuplot-nox)."},
     {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
      "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
@@ -112,7 +118,9 @@ static const struct zt_option rows[] = {
 };
 #define N_ROWS ((int)(sizeof rows / sizeof rows[0]))
 
-const struct zt_option *zt_option_row(int i) { return i >= 0 && i < N_ROWS ? &rows[i] : NULL; }
+const struct zt_option *zt_option_row(int i) {
+    return i >= 0 && i < N_ROWS ? &rows[i] : zt_estimate_option_row(i - N_ROWS);
+}
 
 bool zt_option_common(const struct zt_option *r) { return (r->commands & ELSEWHERE) == ELSEWHERE; }
 
@@ -296,6 +304,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_SHARD: return count(r->name, v, 65536, &o->shard, err);
     case OPT_REPLICATE: return count(r->name, v, 65536, &o->replicate, err);
     case OPT_RECIPE: o->recipe = v; return 0;
+    case OPT_SVG: o->svg = v; return 0;
     case OPT_FILE: o->file = v; return 0;
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
@@ -319,13 +328,12 @@ static const struct zt_option *find_letter(char c) {
 }
 
 static int unknown_option(const char *text, int command, struct zt_error *err) {
-    const char *names[sizeof rows / sizeof rows[0]];
+    const char *names[128];
     int n = 0;
     char word_only[64];
     snprintf(word_only, sizeof word_only, "%.*s", (int)strcspn(text, "="), text);
-    for (int i = 0; i < N_ROWS; i++)
-        if (command < 0 || (rows[i].commands & (1u << command)))
-            names[n++] = rows[i].name;
+    for (const struct zt_option *r; n < 128 && (r = zt_option_row(n)) != NULL;)
+        names[n++] = r->name;
     const char *near = zt_nearest(word_only, names, n);
     const char *name = command >= 0 ? commands[command].name : "";
     if (near)
@@ -389,6 +397,8 @@ static int check_used(struct zt_options *o, uint32_t used, struct zt_error *err)
 static int check_subject(const struct zt_options *o, int extra, const char *extra_word,
                          struct zt_error *err) {
     const char *name = commands[o->command].name, *subject = commands[o->command].subject;
+    if (zt_estimate_option_check(o, name, err))
+        return err->code;
     if (extra > 0)
         return zt_fail(err, ZT_EINVAL, "zctl %s: \"%.60s\" is too much; see zctl help %s", name,
                        extra_word, name);
@@ -413,6 +423,8 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
         const char *a = argv[i];
         if (!options_end && strcmp(a, "--") == 0)
             options_end = true;
+        else if (!options_end && zt_estimate_option_find(a))
+            rc = zt_estimate_option_parse(argc, argv, &i, o, err);
         else if (!options_end && strcmp(a, "--version") == 0 && !have_command) {
             o->command = ZT_CMD_VERSION;
             have_command = true;
@@ -466,9 +478,10 @@ static void help_option(FILE *out, const struct zt_option *r) {
 }
 
 static void help_options(FILE *out, uint32_t mask, bool everywhere) {
-    for (int i = 0; i < N_ROWS; i++)
-        if ((rows[i].commands & mask) && zt_option_common(&rows[i]) == everywhere)
-            help_option(out, &rows[i]);
+    const struct zt_option *r;
+    for (int i = 0; (r = zt_option_row(i)) != NULL; i++)
+        if ((r->commands & mask) && zt_option_common(r) == everywhere)
+            help_option(out, r);
 }
 
 void zt_help(FILE *out) {

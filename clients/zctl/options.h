@@ -12,10 +12,18 @@
 enum zt_command {
     ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
-    ZT_CMD_WORKERS, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
+    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
 enum zt_format { ZT_FORMAT_TABLE = 0, ZT_FORMAT_JSON, ZT_FORMAT_JSONL, ZT_FORMAT_CSV };
 enum zt_color { ZT_COLOR_AUTO = 0, ZT_COLOR_ALWAYS, ZT_COLOR_NEVER };
+
+/* What only `zctl estimate` takes: kept as typed, read by estimate.c, which knows what belongs together. */
+enum zt_estimate_option {
+    ZT_EST_PARAMS = 0, ZT_EST_MODEL, ZT_EST_SHARDS, ZT_EST_REPLICAS, ZT_EST_TP, ZT_EST_TP_REPLICATED, ZT_EST_TRAINABLE,
+    ZT_EST_LORA, ZT_EST_NO_VIEW, ZT_EST_MICRO_BATCH, ZT_EST_MICRO_STEPS, ZT_EST_LIKE, ZT_EST_LARGEST, ZT_EST_PER_NODE,
+    ZT_EST_WEIGHTS, ZT_EST_TRAFFIC, ZT_EST_REDUCE, ZT_EST_BANDWIDTH, ZT_EST_COLLECTIVE, ZT_EST_BYTES, ZT_EST_RANKS,
+    ZT_EST_SECONDS, ZT_EST_BUSBW, ZT_EST_ALGBW, ZT_EST_BUCKET, ZT_EST_UNIT, ZT_EST_COUNT
+};
 
 #define ZT_MAX_SETS 64
 #define ZT_MAX_RANKS 256
@@ -53,6 +61,9 @@ struct zt_options {
     bool active;
     bool all;                     /* events: those of level debug too */
     double interval;
+    /* estimate */
+    const char *estimate[ZT_EST_COUNT]; /* NULL: not given; "" where there is no value to give */
+    const char *svg;              /* a chart to write; NULL: none */
 };
 
 /* 0, or ZT_EINVAL with a message that names the nearest valid word. */
@@ -68,6 +79,13 @@ const char *zt_command_name(enum zt_command c);
 /* The table's rows, for tests and completion: "--tail", 't' or 0, "N" or NULL; NULL past the end. */
 struct zt_option { const char *name; char letter; const char *arg; uint32_t commands; int id; const char *help; };
 const struct zt_option *zt_option_row(int i);
+/* Those that `zctl estimate` alone takes (estimate_options.c), whose values are kept as typed; zt_option_row shows them
+ * after the others. find: by the name before a "="; parse: argv[*i] is one that find finds; check: none was given to
+ * another command. */
+const struct zt_option *zt_estimate_option_row(int i);
+const struct zt_option *zt_estimate_option_find(const char *text);
+int zt_estimate_option_parse(int argc, char *const *argv, int *i, struct zt_options *o, struct zt_error *err);
+int zt_estimate_option_check(const struct zt_options *o, const char *command, struct zt_error *err);
 /* An option of every command (perhaps but run), not of some. */
 bool zt_option_common(const struct zt_option *r);
 
