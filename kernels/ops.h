@@ -169,7 +169,7 @@ struct zt_ops {
     int (*count_targets)(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
                          struct zt_error *err);
     /* sum (low, high word) += XXH3-128 of (tensor u32, first + i u64, bits of v[i] as fp32 u32), all
-     * little-endian, over i < n, mod 2^128 (D12). fp32 and bf16. */
+     * little-endian, over i < n, mod 2^128 (D12). fp32, bf16, fp16. */
     int (*hash_values)(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
                        uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err);
 };

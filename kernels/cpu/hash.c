@@ -18,28 +18,22 @@ static void put_le64(unsigned char *p, uint64_t v) {
     memcpy(p, &v, sizeof v);
 }
 
-static uint32_t bits_at(const void *v, enum zt_dtype t, int64_t i) {
-    uint32_t bits;
-    uint16_t half;
-    if (t == ZT_F32) {
-        memcpy(&bits, (const float *)v + i, sizeof bits);
-        return bits;
-    }
-    memcpy(&half, (const uint16_t *)v + i, sizeof half);
-    return (uint32_t)half << 16;
-}
-
 int zt_cpu_hash_values(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
                        uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err) {
+    enum { CHUNK = 256 };
     unsigned char message[16];
-    (void)x;
-    if (t != ZT_F32 && t != ZT_BF16)
-        return zt_fail(err, ZT_EUNSUPPORTED, "hash_values: %s; it takes fp32 and bf16",
-                       zt_dtype_name(t));
+    float wide[CHUNK];
+    int rc = zt_cpu_need_float("hash_values", t, err);
+    if (rc) return rc;
     put_le32(message, tensor);
     for (int64_t i = 0; i < n; i++) {
+        int64_t at = i % CHUNK, left = n - i < CHUNK ? n - i : CHUNK;
+        uint32_t bits;
+        if (at == 0) /* exact: every 16-bit value is one of fp32 */
+            x->vec->of[t].widen(wide, (const char *)v + (size_t)i * zt_dtype_size(t), (size_t)left);
+        memcpy(&bits, &wide[at], sizeof bits);
         put_le64(message + 4, first + (uint64_t)i);
-        put_le32(message + 12, bits_at(v, t, i));
+        put_le32(message + 12, bits);
         XXH128_hash_t h = XXH3_128bits(message, sizeof message);
         sum[0] += h.low64;
         sum[1] += h.high64 + (sum[0] < h.low64);
