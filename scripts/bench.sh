@@ -4,7 +4,8 @@
 # machine; prints medians and ratios (above 1: we are faster), and every raw JSON line to a file.
 #   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
 # NAME: adamw, gemm, collective or train_step; without a peer, our own against our own: modes (sharding against
-# ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring). The peers need python3-torch; without it the rows say so.
+# ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring),
+# plan_speed (seconds to plan). The peers need python3-torch; without it the rows say so.
 # Times on a busy machine mean little: look at other_load in the raw lines.
 set -eu
 cd "$(dirname "$0")/.."
@@ -131,6 +132,23 @@ overhead() {
     printf '1 worker %s, 2 workers %s\n' "$(med overhead.1 overhead_percent)" "$(med overhead.2 overhead_percent)"
 }
 
+# How long planning takes: a big model on many ranks; the table of all modes of a small one
+plan_speed() {
+    printf '\nplan_speed: %-50s %10s %12s %14s\n' "" seconds "of CPU" "resident MiB"
+    for what in "fsdp 96 12288 96 1024" "fsdp 96 12288 96 8" "table 18 2048 16 8"; do
+        # shellcheck disable=SC2086 # words
+        set -- $what
+        for round in $(seq "$rounds"); do
+            "$build/bench/bench-plan-speed" --mode "$1" --layers "$2" --dim "$3" --heads "$4" --ranks "$5" >"$scratch/line" ||
+                { echo "FAILED: bench-plan-speed $what"; failed=1; continue; }
+            cat "$scratch/line" >>"$scratch/own.plan.$1.$5"
+            cat "$scratch/line" >>"$out"
+        done
+        printf '%-62s %10s %12s %14s\n' "$1, $2 layers x $3, $5 ranks" "$(med "plan.$1.$5" seconds)" \
+            "$(med "plan.$1.$5" cpu_seconds)" "$(med "plan.$1.$5" resident_mib)"
+    done
+}
+
 sharding() {
     slow="--layers 8 --dim 256 --heads 4 --seq 256 --batch 4 --steps 8 --alpha-us $1"
     # shellcheck disable=SC2086 # words
@@ -143,6 +161,11 @@ sharding() {
     }
 }
 
+if [ "$only" = plan_speed ]; then
+    plan_speed
+    echo "raw lines: $out"
+    exit $failed
+fi
 case $only in modes | overlap | wrap | overhead)
     sharding 8000
     echo "raw lines: $out"
@@ -188,5 +211,6 @@ if [ $size = full ]; then
     row ms bench-train-step train_step --layers 12 --dim 768 --heads 12 --vocab 50304 --batch 4 --steps 3 --warmup 1
 fi
 sharding 8000
+! wanted plan_speed || plan_speed
 echo "raw lines: $out"
 exit $failed

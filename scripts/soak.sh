@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The long versions of what CI samples: sh scripts/soak.sh [faults|sim|fuzz|equiv|precision ...]; no argument = all.
+# The long versions of what CI samples: sh scripts/soak.sh [faults|sim|fuzz|equiv|precision|plan ...]; no argument = all.
 # Runs for hours on two cores. The last line is "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -11,7 +11,7 @@ ninja -C "$dir" >/dev/null || exit 1
 passed=0; failed=0
 try() { echo "== $*"; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi; }
 
-[ $# -gt 0 ] || set -- faults sim fuzz equiv precision
+[ $# -gt 0 ] || set -- faults sim fuzz equiv precision plan
 for what in "$@"; do
     case $what in
     faults) try env ZT_FAULT_ROUNDS="${ZT_FAULT_ROUNDS:-100}" "$dir/tests/integration/test_integration_faults" -j1 --timeout 36000 ;;
@@ -23,7 +23,9 @@ for what in "$@"; do
         for t in test_precision test_precision_bytes; do
             try env ZT_TEST_FULL=1 "$dir/tests/engine/$t" -j1 --timeout 7200
         done ;;
-    *) echo "soak.sh: no part '$what'; there are faults sim fuzz equiv precision" >&2; exit 2 ;;
+    plan) # runs drawn from the whole product of options, each held against its plan
+        try env ZT_PLAN_RUNS="${ZT_PLAN_RUNS:-2000}" "$dir/tests/engine/test_plan_exact" -j1 --filter 'plan_exact/drawn_*' --timeout 36000 ;;
+    *) echo "soak.sh: no part '$what'; there are faults sim fuzz equiv precision plan" >&2; exit 2 ;;
     esac
 done
 echo "$passed passed, $failed failed"

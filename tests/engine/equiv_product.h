@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tests/engine/equiv_product.h: every option of the sharding runtime as a factor with levels; a row
- * picks a level of each and becomes a case (equiv.h). eq_pairwise makes rows in which every two
- * levels of any two factors that can go together do so at least once; the whole product is walked
- * by the soak. Levels that a mode does not know are set back to level 0. */
+ * picks a level of each and becomes a case (equiv.h). CI runs a pairwise cover, the soak walks the
+ * whole product. Levels that a mode does not know are set back to level 0. */
 #ifndef ZT_TESTS_ENGINE_EQUIV_PRODUCT_H
 #define ZT_TESTS_ENGINE_EQUIV_PRODUCT_H
 #include "tests/engine/equiv.h"
+#include "tests/engine/pairwise.h"
 
 enum eq_factor {
     EQ_MODE = 0,
@@ -71,90 +71,7 @@ static inline struct eq_case eq_case_of(const int *row, int steps) {
     return c;
 }
 
-/* ---- pairwise ---- */
-
-#define EQ_ROWS_MAX 100
-struct eq_pairs {
-    bool wanted[EQ_FACTORS][5][EQ_FACTORS][5], covered[EQ_FACTORS][5][EQ_FACTORS][5];
-};
-
-/* Which pairs exist: some setting of the governing factors leaves both levels alone. */
-static inline void eq_pairs_wanted(struct eq_pairs *p) {
-    memset(p, 0, sizeof *p);
-    for (int i = 0; i < EQ_FACTORS; i++)
-        for (int j = 0; j < i; j++)
-            for (int a = 0; a < eq_levels[i]; a++)
-                for (int b = 0; b < eq_levels[j]; b++)
-                    for (int g = 0; g < 5 * 3 * 2; g++) {
-                        int row[EQ_FACTORS] = {g % 5, g / 5 % 3, g / 15};
-                        row[i] = a;
-                        row[j] = b;
-                        eq_fix(row);
-                        if (row[i] == a && row[j] == b) p->wanted[i][a][j][b] = true;
-                    }
-}
-
-/* New pairs that a row brings; enters them when `take`. */
-static inline int eq_pairs_new(struct eq_pairs *p, const int *row, bool take) {
-    int n = 0;
-    for (int i = 0; i < EQ_FACTORS; i++)
-        for (int j = 0; j < i; j++) {
-            bool *c = &p->covered[i][row[i]][j][row[j]];
-            n += p->wanted[i][row[i]][j][row[j]] && !*c;
-            if (take) *c = true;
-        }
-    return n;
-}
-
-static inline int eq_pairs_missing(const struct eq_pairs *p) {
-    int n = 0;
-    for (int i = 0; i < EQ_FACTORS; i++)
-        for (int j = 0; j < i; j++)
-            for (int a = 0; a < 5; a++)
-                for (int b = 0; b < 5; b++) n += p->wanted[i][a][j][b] && !p->covered[i][a][j][b];
-    return n;
-}
-
-static inline void eq_random_row(int *row, uint64_t *draw) {
-    for (int i = 0; i < EQ_FACTORS; i++) {
-        uint32_t w[4];
-        zt_rng_words(11, ZT_RNG_TEST, 0, 0, (*draw)++, w);
-        row[i] = (int)(w[0] % (uint32_t)eq_levels[i]);
-    }
-}
-
-/* Greedy: of many drawn rows the one with most new pairs, until no wanted pair is left. A pair that
- * chance does not bring is put into the drawn rows by hand. */
-static inline int eq_pairwise(int rows[EQ_ROWS_MAX][EQ_FACTORS], struct eq_pairs *p) {
-    uint64_t draw = 0;
-    int n = 0;
-    eq_pairs_wanted(p);
-    while (n < EQ_ROWS_MAX && eq_pairs_missing(p)) {
-        int best = 0, seed[4] = {0};
-        for (int i = 0; i < EQ_FACTORS; i++)
-            for (int j = 0; j < i; j++)
-                for (int a = 0; a < eq_levels[i]; a++)
-                    for (int b = 0; b < eq_levels[j]; b++)
-                        if (p->wanted[i][a][j][b] && !p->covered[i][a][j][b]) {
-                            const int s[4] = {i, a, j, b};
-                            memcpy(seed, s, sizeof s);
-                        }
-        for (int k = 0; k < 400; k++) {
-            int row[EQ_FACTORS];
-            eq_random_row(row, &draw);
-            row[seed[0]] = seed[1];
-            row[seed[2]] = seed[3];
-            eq_fix(row);
-            int gain = eq_pairs_new(p, row, false);
-            if (gain > best) {
-                best = gain;
-                memcpy(rows[n], row, sizeof row);
-            }
-        }
-        if (best) eq_pairs_new(p, rows[n++], true);
-    }
-    return n;
-}
+static const struct pw_product eq_product = {EQ_FACTORS, eq_levels, EQ_GOVERNING, eq_fix};
 
 /* ---- references, each made once ---- */
 

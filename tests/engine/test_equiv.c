@@ -20,10 +20,11 @@ static int differs(const struct eq_case *c) {
 }
 
 Test(equiv, pairwise_cover_of_all_options, .timeout = 600) {
-    static int rows[EQ_ROWS_MAX][EQ_FACTORS];
-    static struct eq_pairs pairs;
-    int n = eq_pairwise(rows, &pairs), bad = 0;
-    cr_assert_eq(eq_pairs_missing(&pairs), 0, "%d pairs are not covered", eq_pairs_missing(&pairs));
+    static int rows[PW_ROWS_MAX][PW_FACTORS_MAX];
+    static struct pw_pairs pairs;
+    int n = pw_cover(&eq_product, rows, &pairs), bad = 0, missing;
+    missing = pw_missing(&eq_product, &pairs, NULL);
+    cr_assert_eq(missing, 0, "%d pairs are not covered", missing);
     for (int i = 0; i < n; i++) {
         struct eq_case c = eq_case_of(rows[i], STEPS);
         bad += differs(&c);
