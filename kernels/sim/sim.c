@@ -25,6 +25,11 @@ static int move(struct zt_ops_ctx *x, int64_t n, double times, enum zt_dtype t) 
     return work(x, zt_work_bytes((double)n * times * size_of(t)));
 }
 
+/* The same of an operator that computes something for each of them */
+static int rows(struct zt_ops_ctx *x, int64_t n, double times, enum zt_dtype t) {
+    return work(x, zt_work_rows(n, (double)n * times * size_of(t), t));
+}
+
 static int gemm(struct zt_ops_ctx *x, enum zt_gemm_op op, int64_t M, int64_t N, int64_t K,
                 enum zt_dtype t, const void *A, const void *B, const void *bias, void *C,
                 enum zt_dtype ct, bool accumulate, void *workspace, struct zt_error *err) {
@@ -36,7 +41,7 @@ static int bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt
                          const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
                          struct zt_error *err) {
     (void)gt, (void)db, (void)dy, (void)accumulate, (void)workspace, (void)err;
-    return move(x, N * C, 1, t);
+    return rows(x, N * C, 1, t);
 }
 
 static int embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
@@ -61,7 +66,7 @@ static int layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
                              struct zt_error *err) {
     (void)out, (void)mean, (void)rstd, (void)in, (void)sum, (void)weight, (void)bias, (void)eps;
     (void)err;
-    return move(x, N * C, residual ? 4 : 2, t);
+    return rows(x, N * C, residual ? 4 : 2, t);
 }
 
 static int layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
@@ -71,19 +76,19 @@ static int layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                               struct zt_error *err) {
     (void)gt, (void)dx, (void)dweight, (void)dbias, (void)dout, (void)in, (void)weight, (void)mean;
     (void)rstd, (void)workspace, (void)err;
-    return move(x, N * C, accumulate_dx ? 4 : 3, t);
+    return rows(x, N * C, accumulate_dx ? 4 : 3, t);
 }
 
 static int gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
                         struct zt_error *err) {
     (void)out, (void)in, (void)err;
-    return move(x, n, 2, t);
+    return rows(x, n, 2, t);
 }
 
 static int gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
                          const void *dout, int64_t n, struct zt_error *err) {
     (void)dx, (void)in, (void)dout, (void)err;
-    return move(x, n, 3, t);
+    return rows(x, n, 3, t);
 }
 
 static int attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
@@ -105,7 +110,7 @@ static int cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, fl
                          const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
                          struct zt_error *err) {
     (void)logits, (void)losses, (void)targets, (void)scale, (void)err;
-    return move(x, N * V, backward ? 3 : 1, t); /* read for maximum and sum; read and written */
+    return rows(x, N * V, backward ? 3 : 1, t); /* read for maximum and sum; read and written */
 }
 
 /* m, v and what holds the value are read and written, the gradient is read, a 16-bit copy written.
