@@ -121,7 +121,10 @@ static void tail(FILE *out) {
           "else.\n"
           ".TP\n.B ZCTL_OUTPUT\nDefault of \\fB\\-\\-output\\fR.\n"
           ".TP\n.B NO_COLOR\nNo colours.\n"
-          ".TP\n.B XDG_STATE_HOME\nWhere state folders are; default \\fI~/.local/state\\fR.\n"
+          ".TP\n.B XDG_STATE_HOME\nWhere state folders are, and the devices that \\fBcalibrate\\fR "
+          "measured; default \\fI~/.local/state\\fR.\n"
+          ".TP\n.B XDG_CONFIG_HOME\nWhere your own devices are, \\fIztrain/devices.json\\fR; default "
+          "\\fI~/.config\\fR.\n"
           ".SH SEE ALSO\n.BR zcoord (1),\n.BR zworker (1)\n",
           out);
 }

@@ -8,6 +8,7 @@
 
 #include "core/units.h"
 #include "engine/comm/comm.h"
+#include "worker/calibrate.h"
 #include "worker/supervisor.h"
 #include "worker/trainer.h"
 
@@ -36,7 +37,7 @@ static const char usage[] =
     "Exit codes: 0 stopped, 2 bad option, 4 not authenticated, 5 name taken, 8 version mismatch.\n";
 
 enum { O_COORD = 256, O_DEVICE, O_MEMORY, O_THREADS, O_NAME, O_HOST, O_ADDRESS, O_TOKEN, O_STATE, O_ISA, O_GEMM,
-       O_TRAINER_FD, O_PROGRESS_FD, O_PARENT, O_TRAINER_COMMAND, O_VERSION, O_HELP };
+       O_TRAINER_FD, O_PROGRESS_FD, O_PARENT, O_TRAINER_COMMAND, O_CALIBRATE, O_RANKS, O_COMM, O_VERSION, O_HELP };
 
 static const struct option options[] = {
     {"coord", required_argument, NULL, O_COORD}, {"device", required_argument, NULL, O_DEVICE},
@@ -48,6 +49,9 @@ static const struct option options[] = {
     /* between a supervisor and its child, and for tests: not in the usage text */
     {"trainer-fd", required_argument, NULL, O_TRAINER_FD}, {"progress-fd", required_argument, NULL, O_PROGRESS_FD},
     {"parent", required_argument, NULL, O_PARENT}, {"trainer-command", required_argument, NULL, O_TRAINER_COMMAND},
+    /* started by zctl calibrate: SECONDS, processes at once, collectives too */
+    {"calibrate", required_argument, NULL, O_CALIBRATE}, {"ranks", required_argument, NULL, O_RANKS},
+    {"comm", no_argument, NULL, O_COMM},
     {"version", no_argument, NULL, O_VERSION}, {"help", no_argument, NULL, O_HELP}, {NULL, 0, NULL, 0}};
 
 static int bad(const char *message, const char *value)
@@ -66,11 +70,28 @@ static int whole_number(const char *s, long low, long high, long *out)
 
 struct child_args { long trainer_fd, progress_fd, parent; };
 
+static struct zw_calibration calibration = {.ranks = 1};
+
 static int set_number(struct zw_options *o, struct child_args *c, int opt, const char *arg)
 {
     long n;
     char *end;
     switch (opt) {
+    case O_CALIBRATE:
+        calibration.seconds = strtod(arg, &end);
+        if (!arg[0] || *end || !(calibration.seconds > 0 && calibration.seconds <= 3600)) {
+            return bad("--calibrate must be a number of seconds above 0", arg);
+        }
+        return 0;
+    case O_RANKS:
+        if (whole_number(arg, 1, 64, &n)) {
+            return bad("--ranks must be a whole number from 1 to 64", arg);
+        }
+        calibration.ranks = (int)n;
+        return 0;
+    case O_COMM:
+        calibration.comm = true;
+        return 0;
     case O_MEMORY: {
         double gib = strtod(arg, &end);
         if (!arg[0] || *end || !isfinite(gib) || gib <= 0 || gib > 1e6) {
@@ -110,7 +131,7 @@ static int set_option(struct zw_options *o, struct child_args *c, const char **c
     case O_TRAINER_COMMAND: text = &o->trainer_command; break;
     default: return set_number(o, c, opt, arg);
     }
-    if (!arg[0]) {
+    if (!arg || !arg[0]) {
         return bad("an option has an empty value", NULL);
     }
     *text = arg;
@@ -143,6 +164,12 @@ int main(int argc, char **argv)
     }
     if (c.trainer_fd >= 0) {
         return zw_trainer_main((int)c.trainer_fd, (int)c.progress_fd, (pid_t)c.parent);
+    }
+    if (calibration.seconds > 0) {
+        calibration.threads = o.threads;
+        calibration.isa = o.isa;
+        calibration.gemm = o.gemm;
+        return zw_calibrate(&calibration);
     }
     if (strcmp(o.device, "cpu") != 0) {
         return bad("--device: this version trains on cpu only, not on", o.device);

@@ -26,6 +26,7 @@ int zt_cmd_cancel(const struct zt_options *o);
 int zt_cmd_wait(const struct zt_options *o);
 int zt_cmd_workers(const struct zt_options *o);
 int zt_cmd_estimate(const struct zt_options *o);
+int zt_cmd_calibrate(const struct zt_options *o);
 int zt_cmd_version(const struct zt_options *o);
 
 /* "zctl: message" on stderr, escaped line by line; returns the exit code of `code`. */

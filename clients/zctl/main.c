@@ -41,6 +41,7 @@ static int dispatch(const struct zt_options *o) {
     case ZT_CMD_WAIT: return zt_cmd_wait(o);
     case ZT_CMD_WORKERS: return zt_cmd_workers(o);
     case ZT_CMD_ESTIMATE: return zt_cmd_estimate(o);
+    case ZT_CMD_CALIBRATE: return zt_cmd_calibrate(o);
     case ZT_CMD_VERSION: return zt_cmd_version(o);
     case ZT_CMD_HELP:
     case ZT_CMD_COUNT: break;

@@ -58,6 +58,10 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                          "Arithmetic for those who have no run file: bytes per rank of a number of parameters in every "
                          "sharding mode, what other programs estimate, bytes sent per step, bandwidths of a collective.",
                          "zctl estimate --params 1e9 --shards 8"},
+    [ZT_CMD_CALIBRATE] = {"calibrate", NULL, false,
+                          "Measure this machine with the kernels that train on it and write the result into the table "
+                          "of devices that plans are made for.",
+                          "zctl calibrate --workers 2 --comm"},
     [ZT_CMD_VERSION] = {"version", NULL, false, "Versions of this program and of the coordinator.",
                         "zctl version"},
     [ZT_CMD_HELP] = {"help", "COMMAND", false, "This text, or that of a command.", "zctl help run"},
@@ -71,12 +75,12 @@ enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_SECONDS
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN), OPT_WORKERS,
-     "Number of workers; the degrees left out fill them."},
+    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE), OPT_WORKERS,
+     "Number of workers; the degrees left out fill them. calibrate: so many compute at once; default 1."},
     {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
      "Override a key of the run file; may be given again."},
     {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
@@ -85,7 +89,7 @@ static const struct zt_option rows[] = {
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
     {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
-    {"--threads", 0, "N", ON(RUN), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
+    {"--threads", 0, "N", ON(RUN) | ON(CALIBRATE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
     {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest."},
     {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
@@ -104,6 +108,10 @@ static const struct zt_option rows[] = {
      "Of a mode: figures of this precision recipe only. estimate: default mixed16."},
     {"--svg", 0, "FILE", ON(ESTIMATE), OPT_SVG, "Draw a chart (needs the package gnuplot-nox)."},
     {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
+    {"--device", 0, "NAME", ON(CALIBRATE), OPT_DEVICE, "Name of the entry to write; default cpu, in place of the guess."},
+    {"--comm", 0, NULL, ON(CALIBRATE), OPT_COMM,
+     "Collectives too: between --workers (two at least), within a host and across two host names on loopback."},
+    {"--seconds", 0, "S", ON(CALIBRATE), OPT_SECONDS, "Measure for about S seconds; default 30, below 5 only small shapes."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
      "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
     {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
@@ -306,6 +314,9 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_RECIPE: o->recipe = v; return 0;
     case OPT_SVG: o->svg = v; return 0;
     case OPT_FILE: o->file = v; return 0;
+    case OPT_DEVICE: o->device = v; return 0;
+    case OPT_COMM: o->comm = true; return 0;
+    case OPT_SECONDS: return seconds(r->name, v, 3600, &o->seconds, err);
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "option %s has no place", r->name);
@@ -353,7 +364,7 @@ static int unknown_command(const char *text, struct zt_error *err) {
 }
 
 /* One option at argv[*i]; moves *i past its argument. */
-static int parse_option(int argc, char *const *argv, int *i, struct zt_options *o, uint32_t *used,
+static int parse_option(int argc, char *const *argv, int *i, struct zt_options *o, uint64_t *used,
                         struct zt_error *err) {
     const char *text = argv[*i], *value = NULL;
     const struct zt_option *r = NULL;
@@ -374,15 +385,15 @@ static int parse_option(int argc, char *const *argv, int *i, struct zt_options *
             return zt_fail(err, ZT_EINVAL, "option %s needs a value: %s %s", r->name, r->name, r->arg);
         value = argv[++*i];
     }
-    *used |= 1u << (r - rows);
+    *used |= 1ull << (r - rows);
     return store(r, value ? value : "", o, err);
 }
 
-static int check_used(struct zt_options *o, uint32_t used, struct zt_error *err) {
+static int check_used(struct zt_options *o, uint64_t used, struct zt_error *err) {
     if (o->out_file && o->command != ZT_CMD_CONVERT)
         return format("--output", o->out_file, o, err); /* says which formats there are */
     for (int i = 0; i < N_ROWS; i++)
-        if ((used & (1u << i)) && !(rows[i].commands & (1u << o->command))) {
+        if ((used & (1ull << i)) && !(rows[i].commands & (1u << o->command))) {
             if (zt_option_common(&rows[i]))
                 return zt_fail(err, ZT_EINVAL,
                                "zctl run takes no %s: it starts a coordinator of its own; zctl submit hands "
@@ -411,12 +422,12 @@ static int check_subject(const struct zt_options *o, int extra, const char *extr
 }
 
 int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err) {
-    _Static_assert(sizeof rows / sizeof rows[0] <= 32, "one bit a row");
+    _Static_assert(sizeof rows / sizeof rows[0] <= 64, "one bit a row");
     memset(o, 0, sizeof *o);
     o->interval = 2;
     const char *env = getenv("ZCTL_OUTPUT"), *extra_word = NULL;
     bool have_command = false, options_end = false;
-    uint32_t used = 0;
+    uint64_t used = 0;
     int rc = env && env[0] ? format("ZCTL_OUTPUT", env, o, err) : 0, extra = 0;
     o->command = ZT_CMD_HELP;
     for (int i = 1; i < argc && rc == 0; i++) {

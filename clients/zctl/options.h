@@ -12,7 +12,7 @@
 enum zt_command {
     ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
-    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
+    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
 enum zt_format { ZT_FORMAT_TABLE = 0, ZT_FORMAT_JSON, ZT_FORMAT_JSONL, ZT_FORMAT_CSV };
 enum zt_color { ZT_COLOR_AUTO = 0, ZT_COLOR_ALWAYS, ZT_COLOR_NEVER };
@@ -64,6 +64,10 @@ struct zt_options {
     /* estimate */
     const char *estimate[ZT_EST_COUNT]; /* NULL: not given; "" where there is no value to give */
     const char *svg;              /* a chart to write; NULL: none */
+    /* calibrate */
+    const char *device;           /* name of an entry of the table of devices; NULL: not given */
+    bool comm;
+    double seconds;               /* 0 = not given */
 };
 
 /* 0, or ZT_EINVAL with a message that names the nearest valid word. */
