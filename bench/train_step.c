@@ -2,10 +2,15 @@
 /* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of
  * the given shape on random bytes. train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256]
  * [--vocab 256] [--batch 8] [--steps 12] [--warmup 3] [--threads 2] [--world 1] [--mode ddp]
- * [--set KEY=VALUE,...] [--alpha-us 0] [--ps-per-byte 0] [--overhead 0]  -> one JSON line
+ * [--set KEY=VALUE,...] [--predict DEVICE] [--alpha-us 0] [--ps-per-byte 0] [--overhead 0]  -> one
+ * JSON line
  * --batch is per rank; the time of a step is the slowest rank's, its median over --steps. --set are
- * keys of the run file. --alpha-us and --ps-per-byte make every collective cost that much longer
- * (asleep): a link slower than memory. exposed_share: exposed / all communication, ranks summed.
+ * keys of the run file. --predict DEVICE: what the planner says of the same run on that entry of
+ * the table of devices, beside what was measured. --alpha-us and --ps-per-byte make every
+ * collective cost that much longer (asleep): a link slower than memory. exposed_share: exposed /
+ * all communication, ranks summed.
+ * cpu_ms: of rank 0, all its threads; of one thread it is the time of a machine with nothing else
+ * to do.
  * --overhead 1: every other step runs unmeasured (no intervals, no figures from the system), in
  * pairs whose order alternates; prints what measuring adds, the median over the pairs of rank 0. */
 #include <math.h>
@@ -15,6 +20,8 @@
 
 #include "bench/bench.h"
 #include "core/rng.h"
+#include "engine/plan/devices.h"
+#include "engine/plan/plan.h"
 #include "engine/train.h"
 #include "kernels/ops.h"
 
@@ -25,6 +32,8 @@ struct board { /* shared by the forked ranks */
     _Atomic int posted;
     struct zt_comm_id id;
     double seconds[WORLD_MAX][STEPS_MAX], exposed[WORLD_MAX][STEPS_MAX], comm[WORLD_MAX][STEPS_MAX];
+    double phase[3][STEPS_MAX];      /* rank 0: forward, backward, optimizer */
+    double cpu[STEPS_MAX], last_cpu; /* rank 0: CPU time from hook to hook, all threads */
     int64_t collectives, sent_bytes; /* of rank 0 in the last step */
     double loss_first, loss_last;
     double last_hook, pair[STEPS_MAX]; /* rank 0: time of the last hook; on / off - 1 by pair */
@@ -37,7 +46,7 @@ struct job {
     int64_t layers, dim, heads, seq, vocab, batch, steps, warmup;
     int64_t alpha_us, ps_per_byte;
     int threads, world, overhead;
-    const char *mode, *set;
+    const char *mode, *set, *predict;
 };
 
 struct rank {
@@ -92,6 +101,16 @@ static int on_step(void *arg, const struct zt_step_report *s, struct zt_error *e
         b->exposed[r->rank][i] = s->exposed.exposed_comm_seconds;
         b->comm[r->rank][i] = s->exposed.comm_seconds;
     }
+    if (r->rank == 0) {
+        double now = bench_cpu();
+        if (i >= 0 && i < STEPS_MAX) b->cpu[i] = now - b->last_cpu;
+        b->last_cpu = now;
+    }
+    if (i >= 0 && i < STEPS_MAX && r->rank == 0) {
+        b->phase[0][i] = s->forward_seconds;
+        b->phase[1][i] = s->backward_seconds;
+        b->phase[2][i] = s->optimizer_seconds;
+    }
     if (r->j->overhead) overhead_step(r, i);
     if (r->rank == 0) {
         b->sent_bytes = s->sent_bytes;
@@ -131,7 +150,7 @@ static int cut_set(const char *set, char room[512], const char *out[16]) {
     return n;
 }
 
-static int run_rank(const struct job *j, int rank, struct board *board, const char *data) {
+static void make_spec(const struct job *j, const char *data, struct zt_spec *spec) {
     char text[2048];
     int n = snprintf(
         text, sizeof text,
@@ -145,16 +164,20 @@ static int run_rank(const struct job *j, int rank, struct board *board, const ch
         (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->vocab,
         (long long)j->seq, data, (long long)(j->steps + j->warmup), (long long)j->seq,
         (long long)j->batch, j->mode);
-    static struct zt_spec spec;
     char room[512];
     const char *set[16];
     struct zt_error err = {0};
+    if (zt_spec_parse(text, (size_t)n, "bench", set, cut_set(j->set, room, set), spec, &err) != 0 ||
+        zt_spec_resolve(spec, j->world, "bench", &err) != 0)
+        bench_fail("train-step", err.msg);
+}
+
+static int run_rank(const struct job *j, int rank, struct board *board, const char *data) {
+    static struct zt_spec spec;
+    struct zt_error err = {0};
     struct zt_train_result result;
     struct rank r = {.j = j, .board = board, .rank = rank};
-    if (zt_spec_parse(text, (size_t)n, "bench", set, cut_set(j->set, room, set), &spec, &err) !=
-            0 ||
-        zt_spec_resolve(&spec, j->world, "bench", &err) != 0)
-        bench_fail("train-step", err.msg);
+    make_spec(j, data, &spec);
     struct zt_comm_inject cost = {.alpha_ns = j->alpha_us * 1000,
                                   .ns_per_byte = 1e-3 * (double)j->ps_per_byte};
     struct zt_train_config c = {.spec = &spec,
@@ -213,7 +236,28 @@ static int run_all(const struct job *j, struct board *board, const char *data) {
     return bad;
 }
 
-static void print_row(const struct job *j, struct board *b, const char *kernels) {
+/* The planner's words, and how far they are from the measured time. */
+static void print_plan(const struct job *j, const char *data, double ms) {
+    static struct zt_spec spec;
+    struct zt_devices *table;
+    struct zt_plan *p;
+    struct zt_error err = {0};
+    struct zt_plan_config c = {.spec = &spec, .valid_samples = -1};
+    make_spec(j, data, &spec);
+    if (zt_devices_load(&table, &err) != 0 ||
+        zt_device_find(table, j->predict, &c.device, &err) != 0 || zt_plan_make(&c, &p, &err) != 0)
+        bench_fail("train-step", err.msg);
+    printf("\"predicted_ms\":%.3f,\"predicted_forward_ms\":%.3f,\"predicted_backward_ms\":%.3f,"
+           "\"predicted_optimizer_ms\":%.3f,\"predicted_comm_ms\":%.3f,\"plan_error\":%.4f,",
+           p->step_seconds * 1e3, p->forward_seconds * 1e3, p->backward_seconds * 1e3,
+           p->optimizer_seconds * 1e3, p->exposed.comm_seconds * 1e3,
+           p->step_seconds * 1e3 / ms - 1);
+    zt_plan_free(p);
+    zt_devices_free(table);
+    zt_spec_free(&spec);
+}
+
+static void print_row(const struct job *j, struct board *b, const char *data, const char *kernels) {
     double slowest[STEPS_MAX], exposed[STEPS_MAX], comm[STEPS_MAX], share[STEPS_MAX];
     int64_t peak = 0;
     for (int64_t i = 0; i < j->steps; i++) {
@@ -245,6 +289,11 @@ static void print_row(const struct job *j, struct board *b, const char *kernels)
            (double)(j->world * j->batch * j->seq) / ms * 1e3,
            bench_median(comm, (int)j->steps) * 1e3, bench_median(exposed, (int)j->steps) * 1e3,
            bench_median(share, (int)j->steps));
+    static const char *const phases[] = {"forward", "backward", "optimizer"};
+    for (int k = 0; k < 3; k++)
+        printf("\"%s_ms\":%.3f,", phases[k], bench_median(b->phase[k], (int)j->steps) * 1e3);
+    printf("\"cpu_ms\":%.3f,", bench_median(b->cpu, (int)j->steps) * 1e3);
+    if (j->predict[0]) print_plan(j, data, ms);
     printf("\"collectives\":%lld,\"sent_mib\":%.3f,\"peak_allocated_mib\":%.3f,",
            (long long)b->collectives, (double)b->sent_bytes / 1048576.0, (double)peak / 1048576.0);
     printf("\"loss_first\":%.4f,\"loss_last\":%.4f,\"parameter_hash\":\"%s\",\"kernels\":\"%s\"}\n",
@@ -266,7 +315,7 @@ int main(int argc, char **argv) {
     bench_check_args(
         argc, argv,
         " layers dim heads seq vocab batch steps warmup threads world mode set alpha-us "
-        "ps-per-byte overhead ");
+        "ps-per-byte overhead predict ");
     struct job j = {.layers = bench_int(argc, argv, "layers", 4),
                     .dim = bench_int(argc, argv, "dim", 256),
                     .heads = bench_int(argc, argv, "heads", 4),
@@ -281,6 +330,7 @@ int main(int argc, char **argv) {
                     .alpha_us = bench_int(argc, argv, "alpha-us", 0),
                     .ps_per_byte = bench_int(argc, argv, "ps-per-byte", 0),
                     .set = bench_text(argc, argv, "set", ""),
+                    .predict = bench_text(argc, argv, "predict", ""),
                     .mode = bench_text(argc, argv, "mode", "ddp")};
     if (j.steps < 1 || j.steps > STEPS_MAX || j.world < 1 || j.world > WORLD_MAX || j.vocab < 256)
         bench_fail("train-step", "--steps is 1 to 1000, --world 1 to 64, --vocab at least 256");
@@ -305,7 +355,7 @@ int main(int argc, char **argv) {
     struct zt_error err = {0};
     struct zt_ops_ctx *x;
     if (zt_ops_cpu_create(j.threads, NULL, NULL, &x, &err) != 0) bench_fail("train-step", err.msg);
-    print_row(&j, board, zt_ops_cpu_describe(x));
+    print_row(&j, board, data, zt_ops_cpu_describe(x));
     zt_ops_cpu_destroy(x);
     return 0;
 }

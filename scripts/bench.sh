@@ -5,7 +5,8 @@
 #   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
 # NAME: adamw, gemm, collective or train_step; without a peer, our own against our own: modes (sharding against
 # ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring),
-# plan_speed (seconds to plan). The peers need python3-torch; without it the rows say so.
+# plan_speed (seconds to plan), plan (estimated steps after zctl calibrate against measured ones). The peers need
+# python3-torch; without it the rows say so.
 # Times on a busy machine mean little: look at other_load in the raw lines.
 set -eu
 cd "$(dirname "$0")/.."
@@ -149,6 +150,37 @@ plan_speed() {
     done
 }
 
+# plan: zctl calibrate in a folder of its own, then the same runs planned and measured. The error is the median of
+# predicted / measured - 1 over the rounds.
+plan() {
+    XDG_STATE_HOME=$scratch XDG_CONFIG_HOME=$scratch/none
+    export XDG_STATE_HOME XDG_CONFIG_HOME
+    echo "calibrating: about 60 s"
+    "$build/clients/zctl/zctl" calibrate --device one --threads 2 --seconds 20 >/dev/null
+    "$build/clients/zctl/zctl" calibrate --device two --workers 2 --threads 1 --comm --seconds 40 >/dev/null
+    nano="--layers 4 --dim 128 --heads 4 --seq 128 --batch 8 --steps 40 --warmup 10"
+    small="--layers 4 --dim 256 --heads 4 --seq 256 --batch"
+    middle="--layers 6 --dim 384 --heads 6 --seq 256 --batch"
+    for round in $(seq "$rounds"); do
+        # shellcheck disable=SC2086 # words
+        {
+            take plan.nano.1 --predict one --threads 2 $nano
+            take plan.nano.2 --predict two --threads 1 --world 2 $nano
+            take plan.4x256.1 --predict one --threads 2 $small 8 --steps 8 --warmup 2
+            take plan.4x256.2 --predict two --threads 1 --world 2 $small 4 --steps 8 --warmup 2
+            take plan.4x256-fsdp.2 --predict two --threads 1 --world 2 --mode fsdp $small 4 --steps 8 --warmup 2
+            take plan.6x384.1 --predict one --threads 2 $middle 8 --steps 4 --warmup 1
+            take plan.6x384.2 --predict two --threads 1 --world 2 $middle 4 --steps 4 --warmup 1
+        }
+    done
+    printf '\nplan: estimated and measured step, after zctl calibrate (1: one worker, two threads; 2: two workers)\n'
+    printf '%-18s %12s %12s %10s\n' run "estimate ms" "measured ms" "error"
+    for v in nano.1 nano.2 4x256.1 4x256.2 4x256-fsdp.2 6x384.1 6x384.2; do
+        printf '%-18s %12s %12s %9s%%\n' "$v" "$(med "plan.$v" predicted_ms)" "$(med "plan.$v" ms)" \
+            "$(med "plan.$v" plan_error | awk '{printf "%.0f", 100 * $1}')"
+    done
+}
+
 sharding() {
     slow="--layers 8 --dim 256 --heads 4 --seq 256 --batch 4 --steps 8 --alpha-us $1"
     # shellcheck disable=SC2086 # words
@@ -163,6 +195,11 @@ sharding() {
 
 if [ "$only" = plan_speed ]; then
     plan_speed
+    echo "raw lines: $out"
+    exit $failed
+fi
+if [ "$only" = plan ]; then
+    plan
     echo "raw lines: $out"
     exit $failed
 fi
