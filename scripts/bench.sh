@@ -156,8 +156,8 @@ plan() {
     XDG_STATE_HOME=$scratch XDG_CONFIG_HOME=$scratch/none
     export XDG_STATE_HOME XDG_CONFIG_HOME
     echo "calibrating: about 60 s"
-    "$build/clients/zctl/zctl" calibrate --device one --threads 2 --seconds 20 >/dev/null
-    "$build/clients/zctl/zctl" calibrate --device two --workers 2 --threads 1 --comm --seconds 40 >/dev/null
+    "$build/clients/zctl/zctl" calibrate --device one --threads 2 --duration 20 >/dev/null
+    "$build/clients/zctl/zctl" calibrate --device two --workers 2 --threads 1 --comm --duration 40 >/dev/null
     nano="--layers 4 --dim 128 --heads 4 --seq 128 --batch 8 --steps 40 --warmup 10"
     small="--layers 4 --dim 256 --heads 4 --seq 256 --batch"
     middle="--layers 6 --dim 384 --heads 6 --seq 256 --batch"

@@ -75,7 +75,7 @@ enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_SECONDS
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION
 };
 
 static const struct zt_option rows[] = {
@@ -111,7 +111,7 @@ static const struct zt_option rows[] = {
     {"--device", 0, "NAME", ON(CALIBRATE), OPT_DEVICE, "Name of the entry to write; default cpu, in place of the guess."},
     {"--comm", 0, NULL, ON(CALIBRATE), OPT_COMM,
      "Collectives too: between --workers (two at least), within a host and across two host names on loopback."},
-    {"--seconds", 0, "S", ON(CALIBRATE), OPT_SECONDS, "Measure for about S seconds; default 30, below 5 only small shapes."},
+    {"--duration", 0, "S", ON(CALIBRATE), OPT_DURATION, "Measure for about S seconds; default 30, below 5 only small shapes."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
      "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
     {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
@@ -316,7 +316,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_FILE: o->file = v; return 0;
     case OPT_DEVICE: o->device = v; return 0;
     case OPT_COMM: o->comm = true; return 0;
-    case OPT_SECONDS: return seconds(r->name, v, 3600, &o->seconds, err);
+    case OPT_DURATION: return seconds(r->name, v, 3600, &o->seconds, err);
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "option %s has no place", r->name);

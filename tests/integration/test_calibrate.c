@@ -52,7 +52,7 @@ static void expect_measured(const json_t *o, int ranks, int threads) {
 }
 
 Test(calibrate, this_machine_is_measured_and_written) {
-    struct output o = zctl(&c, 240, "calibrate --seconds 0.2 --threads 1 --device here");
+    struct output o = zctl(&c, 240, "calibrate --duration 0.2 --threads 1 --device here");
     cr_assert_eq(o.code, 0, "%s", o.err);
     cr_assert(strstr(o.out, "here: this machine") && strstr(o.out, "gemm") && strstr(o.err, path), "%s%s", o.out,
               o.err);
@@ -68,10 +68,10 @@ Test(calibrate, this_machine_is_measured_and_written) {
 
 /* Collectives on two links; busbw of the printed times; a second entry beside the first, which stays. */
 Test(calibrate, links_within_and_across_hosts) {
-    struct output o = zctl(&c, 240, "calibrate --seconds 0.2 --threads 1 --device here");
+    struct output o = zctl(&c, 240, "calibrate --duration 0.2 --threads 1 --device here");
     cr_assert_eq(o.code, 0, "%s", o.err);
     output_free(&o);
-    o = zctl(&c, 240, "calibrate --seconds 0.4 --threads 1 --workers 2 --comm");
+    o = zctl(&c, 240, "calibrate --duration 0.4 --threads 1 --workers 2 --comm");
     cr_assert_eq(o.code, 0, "%s", o.err);
     cr_assert(strstr(o.out, "within a host") && strstr(o.out, "across hosts") && strstr(o.out, "algbw = bytes / time") &&
                   strstr(o.out, "2(n-1)/n"),
@@ -104,7 +104,7 @@ Test(calibrate, what_it_cannot_do_is_refused_before_measuring) {
     o = zctl(&c, 60, "calibrate -o csv");
     cr_assert_eq(o.code, 2, "%s", o.err);
     output_free(&o);
-    o = zctl(&c, 60, "calibrate --seconds nan");
+    o = zctl(&c, 60, "calibrate --duration nan");
     cr_assert_eq(o.code, 2, "%s", o.err);
     output_free(&o);
     cr_assert(access(path, F_OK) != 0);
@@ -112,7 +112,7 @@ Test(calibrate, what_it_cannot_do_is_refused_before_measuring) {
 
 /* Time is up: no process is left (cluster_stop looks), nothing is written. */
 Test(calibrate, a_timeout_ends_what_it_started) {
-    struct output o = zctl(&c, 60, "calibrate --seconds 300 --threads 1 --workers 2 --timeout 1");
+    struct output o = zctl(&c, 60, "calibrate --duration 300 --threads 1 --workers 2 --timeout 1");
     cr_assert_eq(o.code, 124, "%d %s", o.code, o.err);
     output_free(&o);
     cr_assert(access(path, F_OK) != 0);
@@ -123,7 +123,7 @@ Test(calibrate, a_broken_table_is_left_alone) {
     char folder[1000], text[16] = "";
     snprintf(folder, sizeof folder, "mkdir -p %s/xdg/ztrain && printf '{broken' > %s", c.dir, path);
     cr_assert_eq(system(folder), 0);
-    struct output o = zctl(&c, 240, "calibrate --seconds 0.1 --threads 1");
+    struct output o = zctl(&c, 240, "calibrate --duration 0.1 --threads 1");
     cr_assert_eq(o.code, 2, "%d %s", o.code, o.err);
     cr_assert(strstr(o.err, path), "%s", o.err);
     output_free(&o);
