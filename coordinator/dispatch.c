@@ -13,6 +13,7 @@
 #include "proto/trace.h"
 
 #define OVERRIDES_MAX 128
+#define PLAN_MAX ((size_t)64 * 1024)
 #define AGE_MAX_MS (INT64_C(365) * 24 * 3600 * 1000)
 #define LOG_PIECE_MAX ((size_t)512 * 1024)
 
@@ -461,6 +462,15 @@ static int fill_blobs(struct zt_request *q, const struct zt_spec *spec, struct z
     return 0;
 }
 
+/* Kept as it is; but who reads it may rely on its being one, and on its text being UTF-8 without NUL. */
+static bool is_json_object(const ProtobufCBinaryData *d)
+{
+    json_t *j = json_loadb((const char *)d->data, d->len, JSON_REJECT_DUPLICATES, NULL);
+    bool is = json_is_object(j);
+    json_decref(j);
+    return is;
+}
+
 static const char *bad_submit(const Zt__Submit *m)
 {
     if (m->request_key.len != 16)
@@ -473,6 +483,10 @@ static const char *bad_submit(const Zt__Submit *m)
         return "file: 1 to 1024 bytes are allowed";
     if (m->name && m->name[0] && !zt_run_name_valid(m->name))
         return "name: [a-z0-9][a-z0-9._-]{0,62} is allowed";
+    if (m->has_plan && m->plan.len > PLAN_MAX)
+        return "plan: larger than 64 KiB; submit without one, or with the program of this version";
+    if (m->has_plan && !is_json_object(&m->plan))
+        return "plan: not a JSON object; submit without one, or with the program of this version";
     _Static_assert(ZT_RANKS_MAX == 256, "the number below");
     if (m->has_workers && m->workers > ZT_RANKS_MAX)
         return "workers: a run may have at most 256 ranks in this version";
@@ -517,7 +531,8 @@ static void on_submit(struct zt_shell *sh, struct zt_session *s, const Zt__Envel
         refuse(s, env, err.code, err.msg);
         goto refused;
     }
-    zt_audit(sh, &audit, s, "submit", "", "name %s, %zu bytes, spec %s", name, q->run.run_yaml_bytes, q->hash);
+    zt_audit(sh, &audit, s, "submit", "", "name %s, %zu bytes, spec %s%s", name, q->run.run_yaml_bytes, q->hash,
+             q->env->submit->has_force && q->env->submit->force ? ", forced: its plan fits no worker" : "");
     struct zt_event ev = { .kind = ZT_EV_SUBMIT, .request = q->id };
     ev.u.submit.key = q->env->submit->request_key.data;
     ev.u.submit.run_id = run_id;

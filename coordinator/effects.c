@@ -283,6 +283,7 @@ static void add_failure(struct zt_shell *sh, struct zt_batch *b, const struct zt
         blobs.oom_bytes = q->oom_bytes;
         blobs.last_log = f->has_last_log ? f->last_log.data : NULL;
         blobs.last_log_bytes = f->has_last_log ? f->last_log.len : 0;
+        blobs.at_ms = zt_shell_wall_ms();
     }
     zt_batch_failure(b, row, &blobs);
 }

@@ -44,6 +44,8 @@ int zt_query_dtypes(sqlite3 *db, const Zt__GetDtypes *req, Zt__Envelope *reply, 
 int zt_query_trace(sqlite3 *db, const Zt__GetTrace *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_list_runs(sqlite3 *db, const Zt__ListRuns *req, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, struct zt_error *err);
+/* The plan beside: of each window of the newest generation the row with the highest allocated peak. */
+int zt_query_highest_windows(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct zt_error *err);
 int zt_query_workers(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_status(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err);
 

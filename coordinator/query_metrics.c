@@ -144,25 +144,78 @@ static int capacity(sqlite3 *db, const struct zt_run_ref *ref, Zt__Memory *m, st
     return q_close(&q);
 }
 
+/* Columns of a window's row, in the order of ?. */
+#define WINDOW_COLUMNS "p.rank, p.window, p.peak_reserved_bytes, p.peak, p.generation, a.capacity_bytes"
+#define WINDOW_FROM                                                                                                   \
+    " FROM window_peak p LEFT JOIN assignments a ON a.run_id = p.run_id AND a.generation = p.generation AND a.rank = p.rank" \
+    " WHERE p.run_id = ?1 AND p.generation = (SELECT max(generation) FROM window_peak WHERE run_id = ?1)"
+#define WINDOW_PLACE "CASE p.window WHEN 'init' THEN 0 WHEN 'first_step' THEN 1 WHEN 'steady' THEN 2 ELSE 3 END"
+
+static Zt__MemoryRow *read_window(struct query *q)
+{
+    Zt__MemoryRow *r = Q_NEW(q, Zt__MemoryRow, zt__memory_row);
+    if (!r)
+        return NULL;
+    r->rank = (uint32_t)sqlite3_column_int64(q->s, 0);
+    r->window = q_string(q, 1);
+    r->measured = zt__window_peak__unpack(NULL, (size_t)sqlite3_column_bytes(q->s, 3), sqlite3_column_blob(q->s, 3));
+    if (r->measured)
+        r->measured->peak_reserved_bytes = sqlite3_column_int64(q->s, 2);
+    else if (!q->code)
+        q->code = zt_fail(q->err, ZT_EIO, "a stored memory peak cannot be read: the database is damaged");
+    r->capacity_bytes = (uint64_t)sqlite3_column_int64(q->s, 5);
+    r->has_capacity_bytes = r->capacity_bytes > 0;
+    return r;
+}
+
+int zt_query_highest_windows(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct zt_error *err)
+{
+    struct query q;
+    q_open(&q, db, "SELECT " WINDOW_COLUMNS WINDOW_FROM " ORDER BY " WINDOW_PLACE ", p.peak_allocated_bytes DESC, p.rank", err);
+    q_text(&q, 1, run_id);
+    while (q_row(&q)) {
+        const char *window = (const char *)sqlite3_column_text(q.s, 1);
+        if (d->n_windows > 0 && window && strcmp(d->windows[d->n_windows - 1]->window, window) == 0)
+            continue;
+        Zt__MemoryRow *r = read_window(&q);
+        if (!q_push(&q, (void ***)&d->windows, &d->n_windows, r))
+            break;
+    }
+    return q_close(&q);
+}
+
+static int plan(sqlite3 *db, const struct zt_run_ref *ref, Zt__Memory *m, struct zt_error *err)
+{
+    struct query q;
+    q_open(&q, db, "SELECT plan FROM run_specs WHERE run_id = ?1", err);
+    q_text(&q, 1, ref->run_id);
+    m->has_plan = q_row(&q) && q_has(&q, 0);
+    if (m->has_plan)
+        m->plan = q_blob(&q, 0);
+    return q_close(&q);
+}
+
 int zt_query_memory(sqlite3 *db, const Zt__GetMemory *req, Zt__Envelope *reply, struct zt_error *err)
 {
     struct zt_run_ref ref;
     struct query q;
     size_t bytes = 0;
+    int64_t from = req->has_from_rank ? req->from_rank : 0;
     if (zt_query_resolve(db, req->run, &ref, err))
         return err->code;
-    q_open(&q, db, "SELECT rank, window, peak_reserved_bytes, peak, generation FROM window_peak WHERE run_id = ?1"
-                   " AND generation = (SELECT max(generation) FROM window_peak WHERE run_id = ?1) AND rank >= ?2"
-                   " ORDER BY rank, CASE window WHEN 'init' THEN 0 WHEN 'first_step' THEN 1 WHEN 'steady' THEN 2 ELSE 3 END",
-           err);
+    q_open(&q, db, "SELECT " WINDOW_COLUMNS WINDOW_FROM " AND p.rank >= ?2 ORDER BY p.rank, " WINDOW_PLACE, err);
     q_text(&q, 1, ref.run_id);
-    q_int(&q, 2, req->has_from_rank ? req->from_rank : 0);
+    q_int(&q, 2, from);
     Zt__Memory *m = Q_NEW(&q, Zt__Memory, zt__memory);
     if (m) {
         reply->body_case = ZT__ENVELOPE__BODY_MEMORY;
         reply->memory = m;
         m->run_id = q_copy(&q, ref.run_id);
         m->name = q_copy(&q, ref.name);
+        m->has_replicate = m->has_shard = m->has_tensor = 1;
+        m->replicate = (uint32_t)ref.replicate;
+        m->shard = (uint32_t)ref.shard;
+        m->tensor = (uint32_t)ref.tensor;
     }
     while (m && q_row(&q)) {
         bool next_rank = m->n_rows > 0 && m->rows[m->n_rows - 1]->rank != (uint32_t)sqlite3_column_int64(q.s, 0);
@@ -170,21 +223,14 @@ int zt_query_memory(sqlite3 *db, const Zt__GetMemory *req, Zt__Envelope *reply, 
             m->has_more = m->more = 1;
             break;
         }
-        bytes += (size_t)sqlite3_column_bytes(q.s, 3) + 32;
-        Zt__MemoryRow *r = Q_NEW(&q, Zt__MemoryRow, zt__memory_row);
+        bytes += (size_t)sqlite3_column_bytes(q.s, 3) + 40;
+        Zt__MemoryRow *r = read_window(&q);
         if (!q_push(&q, (void ***)&m->rows, &m->n_rows, r))
             break;
         m->has_generation = 1;
         m->generation = (uint32_t)sqlite3_column_int64(q.s, 4);
-        r->rank = (uint32_t)sqlite3_column_int64(q.s, 0);
-        r->window = q_string(&q, 1);
-        r->measured = zt__window_peak__unpack(NULL, (size_t)sqlite3_column_bytes(q.s, 3), sqlite3_column_blob(q.s, 3));
-        if (r->measured)
-            r->measured->peak_reserved_bytes = sqlite3_column_int64(q.s, 2);
-        else if (!q.code)
-            q.code = zt_fail(err, ZT_EIO, "a stored memory peak cannot be read: the database is damaged");
     }
-    if (q_close(&q))
-        return q.code;
+    if (q_close(&q) || (from == 0 && plan(db, &ref, m, err)))
+        return err->code;
     return capacity(db, &ref, m, err);
 }

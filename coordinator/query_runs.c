@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "coordinator/migrate.h"
+#include "coordinator/oom.h"
 #include "coordinator/query_internal.h"
 
 #define LIST_DEFAULT 50
@@ -158,6 +159,10 @@ static int read_failures(sqlite3 *db, const char *run_id, Zt__Attempt *a, size_t
         bool cause = a->has_rank && a->rank == sqlite3_column_int(q.s, 0);
         if (cause && q_has(&q, 5))
             a->oom = zt__oom_detail__unpack(NULL, (size_t)sqlite3_column_bytes(q.s, 5), sqlite3_column_blob(q.s, 5));
+        if (cause && a->oom && zt_oom_explain(db, run_id, a->generation, a->rank, sqlite3_column_int64(q.s, 4), a->oom, err)) {
+            q.code = err->code;
+            break;
+        }
         if (cause || a->n_consequences >= CONSEQUENCES_MAX)
             continue;
         int n = snprintf(line, sizeof line, "%s rank %d on %s: %s",
@@ -225,7 +230,7 @@ static int read_spec(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct z
         return err->code;
     d->has_epoch = 1;
     d->epoch = (uint64_t)epoch;
-    q_open(&q, db, "SELECT run_yaml, normalised, file, mode, max_restarts FROM run_specs WHERE run_id = ?1", err);
+    q_open(&q, db, "SELECT run_yaml, normalised, file, mode, max_restarts, plan FROM run_specs WHERE run_id = ?1", err);
     q_text(&q, 1, run_id);
     if (q_row(&q)) {
         d->has_run_yaml = 1;
@@ -235,6 +240,9 @@ static int read_spec(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct z
         d->mode = q_string_or_null(&q, 3);
         d->has_max_restarts = 1;
         d->max_restarts = (uint32_t)sqlite3_column_int64(q.s, 4);
+        d->has_plan = q_has(&q, 5);
+        if (d->has_plan)
+            d->plan = q_blob(&q, 5);
     }
     return q_close(&q);
 }
@@ -263,7 +271,8 @@ int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, st
     }
     if (q_close(&q))
         return q.code;
-    if (read_ranks(db, &ref, d, err) || read_attempts(db, ref.run_id, d, err) || read_spec(db, ref.run_id, d, err))
+    if (read_ranks(db, &ref, d, err) || read_attempts(db, ref.run_id, d, err) || read_spec(db, ref.run_id, d, err) ||
+        zt_query_highest_windows(db, ref.run_id, d, err))
         return err->code;
     return 0;
 }

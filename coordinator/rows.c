@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "coordinator/oom.h"
 #include "coordinator/rows_internal.h"
 #include "coordinator/run_config.h"
 
@@ -24,9 +25,12 @@ static const char *const sql_of[Q_COUNT] = {
         " config=excluded.config, init_timeouts=excluded.init_timeouts",
     [Q_SPEC] = "INSERT INTO run_specs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT (run_id) DO NOTHING",
     [Q_ATTEMPT] = "INSERT OR REPLACE INTO attempts VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)",
-    [Q_RANK] = "INSERT OR REPLACE INTO assignments VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12)",
+    [Q_RANK] = "INSERT OR REPLACE INTO assignments VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
+               " coalesce((SELECT capacity_bytes FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3),"
+               " (SELECT capacity_bytes FROM workers WHERE worker_id=?6), 0))",
     [Q_FAILURE] = "INSERT INTO failures VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15)"
                   " ON CONFLICT (run_id, generation, rank) DO NOTHING",
+    [Q_OOM_TOLD] = "SELECT count(*) FROM events WHERE run_id=?1 AND generation=?2 AND kind='OOM'",
     [Q_WORKER] = "INSERT OR REPLACE INTO workers VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18)",
     [Q_KEY] = "INSERT OR REPLACE INTO rpc_dedup VALUES (?1,?2,?3,?4,?5)",
     [Q_KEY_PRUNE] = "DELETE FROM rpc_dedup WHERE at_ms < ?1",
@@ -278,6 +282,35 @@ static int put_rank(struct zt_writer *w, const struct zt_row_rank *r, struct zt_
     return w_done(w, Q_RANK, "assignment row", err);
 }
 
+/* The first rank of a generation that ran out of memory: where, what helps, and what would have fitted. */
+static int tell_oom(struct zt_writer *w, const struct zt_row_failure *r, const struct zt_failure_blobs *b,
+                    struct zt_error *err)
+{
+    int64_t told = 0;
+    bool found;
+    w_text(w->q[Q_OOM_TOLD], 1, r->run_id);
+    sqlite3_bind_int64(w->q[Q_OOM_TOLD], 2, r->generation);
+    if (w_two(w, Q_OOM_TOLD, 0, &told, NULL, &found, err))
+        return err->code;
+    Zt__OomDetail *d = told ? NULL : zt__oom_detail__unpack(NULL, b->oom_bytes, b->oom);
+    if (!d)
+        return 0; /* told already; or short of memory: the failure's own row has it */
+    int code = zt_oom_explain(w->db, r->run_id, r->generation, r->rank, r->step, d, err);
+    if (!code) {
+        struct zt_row_event e = { .at_ms = b->at_ms, .reason = r->reason, .generation = r->generation, .rank = r->rank,
+                                  .level = 3 };
+        snprintf(e.run_id, sizeof e.run_id, "%s", r->run_id);
+        snprintf(e.worker_id, sizeof e.worker_id, "%s", r->worker_id);
+        snprintf(e.kind, sizeof e.kind, "OOM");
+        snprintf(e.actor, sizeof e.actor, "coordinator");
+        snprintf(e.message, sizeof e.message, "%s%s%s", d->location,
+                 d->first_change ? "; the first change that fits: " : "", d->first_change ? d->first_change : "");
+        code = w_event(w, &e, -1, err);
+    }
+    zt__oom_detail__free_unpacked(d, NULL);
+    return code;
+}
+
 static int put_failure(struct zt_writer *w, const struct zt_row_failure *r, const struct zt_failure_blobs *b,
                        struct zt_error *err)
 {
@@ -297,7 +330,9 @@ static int put_failure(struct zt_writer *w, const struct zt_row_failure *r, cons
     w_text(s, 13, b->phase);
     w_blob(s, 14, b->oom, b->oom_bytes);
     w_blob(s, 15, b->last_log, b->last_log_bytes);
-    return w_done(w, Q_FAILURE, "failure row", err);
+    if (w_done(w, Q_FAILURE, "failure row", err))
+        return err->code;
+    return b->oom_bytes > 0 && sqlite3_changes(w->db) > 0 ? tell_oom(w, r, b, err) : 0;
 }
 
 static int put_worker(struct zt_writer *w, const struct zt_row_worker *r, struct zt_error *err)

@@ -24,7 +24,10 @@ struct zt_run_blobs {
     int max_restarts;
 };
 /* What a failure report carries beyond the machine's row. */
-struct zt_failure_blobs { const char *phase; const void *oom, *last_log; size_t oom_bytes, last_log_bytes; };
+struct zt_failure_blobs {
+    const char *phase; const void *oom, *last_log; size_t oom_bytes, last_log_bytes;
+    int64_t at_ms;             /* wall clock, of the event OOM */
+};
 
 struct zt_batch *zt_batch_new(void);            /* NULL: no memory */
 void zt_batch_free(struct zt_batch *b);

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include "clients/zctl/json.h"
 #include "clients/zctl/options.h"
+#include "clients/zctl/plan_json.h"
 #include "core/reason.h"
 #include "coordinator/machine.h"
 
@@ -204,7 +205,16 @@ Test(manual, names_every_json_field) {
     check_fields(zt_json_step("r", &row), manual);
     check_fields(zt_json_rank("r", mesh, &step), manual);
     check_fields(zt_json_run(&run), manual);
-    check_fields(zt_json_memory(&memory), manual);
+    check_fields(zt_json_memory(&memory, NULL), manual);
+    struct zt_plan plan = {.n_shapes = 1};
+    struct zt_plan_point point = {.what = "x"};
+    for (int w = 0; w < ZT_WINDOW_COUNT; w++) plan.shape[0].occurs[w] = true;
+    plan.curve = &point;
+    plan.n_curve = 1;
+    check_fields(zt_plan_json(&plan, NULL), manual);
+    json_t *list = zt_plan_json_curve(&plan);
+    fields_in(list, manual);
+    json_decref(list);
     check_fields(zt_json_worker(&worker), manual);
     check_fields(zt_json_event(&event), manual);
     check_fields(zt_json_cluster(&cluster), manual);

@@ -61,10 +61,15 @@ int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct z
 void zt_run_file_free(struct zt_run_file *f);
 /* What was accepted but needs a word, on stderr. */
 void zt_print_notes(const struct zt_spec *s);
-/* A new request key each; f must live while *req is used. */
+/* Plans the run for the workers there are and says so on stderr. *plan: what goes with the submit (malloc'ed; NULL:
+ * none). ZT_ENOPLACE: it fits none of them and --force was not given; *forced: it was. */
+struct zt_connected;
+int zt_plan_submit(const struct zt_options *o, const struct zt_run_file *f, const struct zt_connected *c, char **plan,
+                   bool *forced, struct zt_error *err);
+/* A new request key each; f and plan (NULL: none) must live while *req is used. */
 struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 4]; };
-int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
-                           int workers, struct zt_error *err);
+int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f, int workers, const char *plan,
+                           bool force, struct zt_error *err);
 
 /* ---- read.c ---- */
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
@@ -74,14 +79,23 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
  * skipped steps when there are any. */
 #define ZT_STEP_COLUMNS 24
 void zt_step_columns(const json_t *rows, bool ranks, struct zt_column out[ZT_STEP_COLUMNS]);
+int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_answer *a,
+                 struct zt_error *err);
+void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d);
+
+/* ---- memory.c ---- */
 /* What the newest generation that ran out of memory said: its `oom` with generation, rank and worker; null
  * when none did. */
 json_t *zt_oom_of(const Zt__RunDetail *d);
 int zt_print_oom(FILE *out, const json_t *oom, struct zt_error *err);
+/* Predicted and measured windows of all ranks. */
 int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err);
-int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_answer *a,
-                 struct zt_error *err);
-void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d);
+/* The lines of zctl status: predicted against measured, and where memory ran out. */
+void zt_print_memory_lines(FILE *out, const Zt__RunDetail *d);
+
+/* One steady step of a plan with details: a table of the units it goes through, or head with `curve` added. */
+struct zt_plan;
+int zt_print_curve(const struct zt_options *o, json_t *head, const struct zt_plan *p, struct zt_error *err);
 
 /* ---- follow.c ---- */
 struct zt_follow;

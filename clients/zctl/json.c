@@ -207,6 +207,8 @@ static json_t *oom(const Zt__OomDetail *d) {
     put(o, "phase", zt_json_text(d->phase));
     put(o, "what", zt_json_text(d->what));
     put(o, "by_tag", tags(d->by_tag));
+    put(o, "location", zt_json_text(d->location));
+    put(o, "first_change", zt_json_text(d->first_change));
     return o;
 }
 
@@ -254,10 +256,11 @@ json_t *zt_json_run(const Zt__RunDetail *d) {
     put(o, "attempts", attempts);
     put(o, "file", zt_json_text(d->file));
     put(o, "epoch", INT(d, epoch));
+    put(o, "memory", zt_json_memory_summary(d));
     return o;
 }
 
-json_t *zt_json_memory(const Zt__MemoryRow *row) {
+json_t *zt_json_memory(const Zt__MemoryRow *row, const json_t *predicted) {
     const Zt__WindowPeak *w = row->measured;
     json_t *o = json_object(), *m = json_object();
     put(m, "peak_allocated_bytes", json_integer(w->peak_allocated_bytes));
@@ -267,7 +270,7 @@ json_t *zt_json_memory(const Zt__MemoryRow *row) {
     put(m, "persistent_bytes", persistent(w->persistent));
     put(o, "rank", json_integer(row->rank));
     put(o, "window", zt_json_text(row->window));
-    put(o, "predicted", json_null()); /* the planner is not in this version */
+    put(o, "predicted", predicted ? json_incref((json_t *)(uintptr_t)predicted) : json_null());
     put(o, "measured", m);
     return o;
 }

@@ -14,7 +14,10 @@ json_t *zt_json_step(const char *run, const Zt__StepRow *row);
 json_t *zt_json_rank(const char *run, struct zt_mesh mesh, const Zt__StepReport *r);
 json_t *zt_json_summary(const Zt__RunSummary *s);
 json_t *zt_json_run(const Zt__RunDetail *d);
-json_t *zt_json_memory(const Zt__MemoryRow *row);
+json_t *zt_json_memory(const Zt__MemoryRow *row, const json_t *predicted); /* NULL: none */
+/* {predicted_peak_allocated_bytes, measured_peak_allocated_bytes, difference_bytes, rank, window, unpredicted}: over
+ * the windows that were measured so far (memory.c). */
+json_t *zt_json_memory_summary(const Zt__RunDetail *d);
 json_t *zt_json_dtypes(const Zt__DtypesReport *r);
 json_t *zt_json_worker(const Zt__WorkerInfo *w);
 json_t *zt_json_event(const Zt__Event *e);

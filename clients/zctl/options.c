@@ -14,7 +14,8 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                     "prints a summary and stops what it started. Ctrl-C cancels the run, a second one "
                     "kills it.",
                     "zctl run examples/quickstart.yaml --workers 4"},
-    [ZT_CMD_SUBMIT] = {"submit", "FILE", true, "Check a run file and hand it to the coordinator.",
+    [ZT_CMD_SUBMIT] = {"submit", "FILE", true, "Check a run file, plan its memory, and hand both to the coordinator. Refused (exit code 7) when "
+                       "it fits no connected worker.",
                        "zctl submit run.yaml --set training.steps=100 -f"},
     [ZT_CMD_VALIDATE] = {"validate", "FILE", true,
                          "Check a run file without a coordinator; problems are shown as "
@@ -44,7 +45,7 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                         "Loss, speed, memory peaks and exposed communication of every step.",
                         "zctl metrics quickstart --rank all -o jsonl"},
     [ZT_CMD_MEMORY] = {"memory", "RUN", true,
-                       "Measured peaks per rank and window, split by what the memory was for.",
+                       "Predicted and measured peaks per rank and window, and what the memory was for.",
                        "zctl memory quickstart"},
     [ZT_CMD_LOGS] = {"logs", "RUN", true, "Output of the trainers.", "zctl logs quickstart -f --rank 0"},
     [ZT_CMD_EVENTS] = {"events", "RUN", false, "What happened: states, faults, warnings.",
@@ -75,7 +76,7 @@ enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE
 };
 
 static const struct zt_option rows[] = {
@@ -86,6 +87,8 @@ static const struct zt_option rows[] = {
     {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
      "Keep printing until the run ends; Ctrl-C leaves the run alone."},
+    {"--force", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_FORCE,
+     "Although the plan fits no connected worker (exit code 7 without it)."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
     {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
@@ -95,6 +98,7 @@ static const struct zt_option rows[] = {
     {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
      "Steps A to B; either may be left out. explain: one step; default is the newest that is held."},
     {"--unit", 0, "NAME", ON(EXPLAIN), OPT_UNIT, "Of a run: only the collectives of this unit, e.g. block3."},
+    {"--curve", 0, NULL, ON(MEMORY), OPT_CURVE, "One steady step as planned: allocated bytes by phase and unit."},
     {"--every", 0, "N", ON(METRICS), OPT_EVERY, "Only every Nth step."},
     {"--attempt", 0, "G", ON(LOGS), OPT_ATTEMPT, "Of generation G; default: the newest."},
     {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
@@ -297,6 +301,8 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_NAME: o->name = v; return 0;
     case OPT_WORKERS: return count(r->name, v, 65536, &o->workers, err);
     case OPT_FOLLOW: o->follow = true; return 0;
+    case OPT_FORCE: o->force = true; return 0;
+    case OPT_CURVE: o->curve = true; return 0;
     case OPT_SHOW: o->show = true; return 0;
     case OPT_MEMORY: return seconds(r->name, v, 1e6, &o->memory_gib, err);
     case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);

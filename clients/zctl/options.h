@@ -43,6 +43,7 @@ struct zt_options {
     const char *name;
     int workers;                  /* 0 = not given */
     bool follow, show;
+    bool force;                   /* run, submit: although the plan fits nowhere */
     const char *out_file;         /* convert: the run file to write; NULL: standard output */
     /* explain */
     const char *file, *recipe;    /* NULL: not given */
@@ -59,6 +60,7 @@ struct zt_options {
     int64_t every;                /* 0 = every step */
     int attempt, tail, limit;     /* 0 = not given */
     bool active;
+    bool curve;                   /* memory: one steady step of the plan */
     bool all;                     /* events: those of level debug too */
     double interval;
     /* estimate */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients/zctl/read.c: the commands that ask once and print: status, list, workers, metrics, memory,
- * cancel, version. */
+/* clients/zctl/read.c: the commands that ask once and print: status, list, workers, metrics, cancel,
+ * version. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,6 +200,7 @@ void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d)
                 d->shard, d->tensor, d->replicate * d->shard * d->tensor,
                 s->has_generation ? s->generation : 0);
     print_now(out, s);
+    zt_print_memory_lines(out, d);
     fputs("ckpt     none: not in this version; a restart begins at step 0\n", out);
     if (some(d->parameter_hash))
         fprintf(out, "hash     %s\n", d->parameter_hash);
@@ -506,154 +507,6 @@ int zt_cmd_metrics(const struct zt_options *o) {
     }
     json_decref(rows);
     zt_source_close(&s);
-    return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
-}
-
-/* ---------------------------------------------------------------------------------- memory */
-
-int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err) {
-    Zt__GetMemory get = ZT__GET_MEMORY__INIT;
-    Zt__Envelope req = ZT__ENVELOPE__INIT;
-    json_t *o = json_object(), *rows = json_array();
-    get.run = (char *)(uintptr_t)run;
-    get.has_from_rank = true;
-    req.body_case = ZT__ENVELOPE__BODY_GET_MEMORY;
-    req.get_memory = &get;
-    for (bool more = true; more;) {
-        struct zt_answer a;
-        int rc = zt_source_ask(s, &req, &a, err);
-        if (rc) {
-            json_decref(o);
-            json_decref(rows);
-            return rc;
-        }
-        const Zt__Memory *m = a.env->memory;
-        for (size_t i = 0; i < m->n_rows; i++)
-            json_array_append_new(rows, zt_json_memory(m->rows[i]));
-        if (get.from_rank == 0) {
-            json_object_set_new(o, "run", zt_json_text(m->run_id));
-            json_object_set_new(o, "name", zt_json_text(m->name));
-            json_object_set_new(o, "generation", zt_json_int(m->has_generation, m->generation));
-        }
-        more = m->has_more && m->more && m->n_rows > 0 && m->rows[m->n_rows - 1]->rank >= get.from_rank;
-        if (more)
-            get.from_rank = m->rows[m->n_rows - 1]->rank + 1;
-        zt_answer_free(&a);
-    }
-    json_object_set_new(o, "ranks", rows);
-    *reply = o;
-    return 0;
-}
-
-json_t *zt_oom_of(const Zt__RunDetail *d) {
-    json_t *run = zt_json_run(d), *attempts = json_object_get(run, "attempts"), *found = json_null();
-    for (size_t i = json_array_size(attempts); i-- > 0 && json_is_null(found);) {
-        json_t *a = json_array_get(attempts, i), *oom = json_object_get(a, "oom");
-        if (!json_is_object(oom))
-            continue;
-        found = json_object();
-        for (const char *const *key = (const char *const[]){"generation", "rank", "worker", NULL}; *key; key++)
-            json_object_set(found, *key, json_object_get(a, *key));
-        json_object_update(found, oom);
-    }
-    json_decref(run);
-    return found;
-}
-
-static void print_oom_text(FILE *out, const json_t *oom) {
-    static const struct zt_column c[] = {{"", "generation", ZT_CELL_TEXT, 0}, {"", "rank", ZT_CELL_TEXT, 0},
-                                         {"", "worker", ZT_CELL_TEXT, 0},     {"", "what", ZT_CELL_TEXT, 0},
-                                         {"", "request_bytes", ZT_CELL_BYTES, 0}, {"", "tag", ZT_CELL_TEXT, 0},
-                                         {"", "phase", ZT_CELL_TEXT, 0},      {"", "cause", ZT_CELL_TEXT, 0}};
-    char t[8][256];
-    for (int i = 0; i < 8; i++)
-        zt_cell_text(oom, &c[i], t[i], sizeof t[i]);
-    fprintf(out, "out of memory in generation %s: rank %s on %s: \"%s\" asked for %s (%s) in phase %s; cause: %s\n",
-            t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
-}
-
-int zt_print_oom(FILE *out, const json_t *oom, struct zt_error *err) {
-    static const struct zt_column columns[] = {
-        {"CAPACITY", "capacity_bytes", ZT_CELL_BYTES, 0},
-        {"RESERVED", "reserved_bytes", ZT_CELL_BYTES, 0},
-        {"ALLOCATED", "allocated_bytes", ZT_CELL_BYTES, 0},
-        {"FREE", "free_device_bytes", ZT_CELL_BYTES, 0},
-        {"LARGEST BLOCK", "largest_free_block_bytes", ZT_CELL_BYTES, 0},
-        {"PARAMS", "by_tag.parameters", ZT_CELL_BYTES, 0},
-        {"GRADS", "by_tag.gradients", ZT_CELL_BYTES, 0},
-        {"OPTIM", "by_tag.optimizer", ZT_CELL_BYTES, 0},
-        {"ACTIV", "by_tag.activations", ZT_CELL_BYTES, 0},
-        {"TEMP", "by_tag.temporary", ZT_CELL_BYTES, 0},
-        {"COMM", "by_tag.communication", ZT_CELL_BYTES, 0},
-        {NULL, NULL, ZT_CELL_TEXT, 0},
-    };
-    json_t *rows = json_array();
-    json_array_append(rows, (json_t *)(uintptr_t)oom);
-    print_oom_text(out, oom);
-    int rc = zt_print_table(out, rows, columns, err);
-    json_decref(rows);
-    return rc;
-}
-
-/* What `zctl memory` shows: the peaks, and the ledger of the newest generation that ran out. */
-static int memory_of(struct zt_source *s, const char *run, json_t **j, struct zt_error *err) {
-    struct zt_answer a;
-    int rc = zt_fetch_memory(s, run, j, err);
-    if (rc)
-        return rc;
-    rc = zt_fetch_run(s, run, false, &a, err);
-    if (rc) {
-        json_decref(*j);
-        return rc;
-    }
-    json_object_set_new(*j, "oom", zt_oom_of(a.env->run_detail));
-    zt_answer_free(&a);
-    return 0;
-}
-
-static bool rank_wanted(const struct zt_options *o, json_int_t rank) {
-    for (int i = 0; i < o->n_rank; i++)
-        if (o->rank[i] == rank)
-            return true;
-    return o->n_rank == 0;
-}
-
-int zt_cmd_memory(const struct zt_options *o) {
-    static const struct zt_column columns[] = {
-        {"RANK", "rank", ZT_CELL_COUNT, 0},
-        {"WINDOW", "window", ZT_CELL_TEXT, 0},
-        {"PEAK ALLOC", "measured.peak_allocated_bytes", ZT_CELL_BYTES, 0},
-        {"RESERVED", "measured.peak_reserved_bytes", ZT_CELL_BYTES, 0},
-        {"PARAMS", "measured.at_peak.parameters", ZT_CELL_BYTES, 0},
-        {"GRADS", "measured.at_peak.gradients", ZT_CELL_BYTES, 0},
-        {"OPTIM", "measured.at_peak.optimizer", ZT_CELL_BYTES, 0},
-        {"ACTIV", "measured.at_peak.activations", ZT_CELL_BYTES, 0},
-        {"TEMP", "measured.at_peak.temporary", ZT_CELL_BYTES, 0},
-        {"COMM", "measured.at_peak.communication", ZT_CELL_BYTES, 0},
-        {"PHASE", "measured.phase_of_peak", ZT_CELL_TEXT, 0},
-        {NULL, NULL, ZT_CELL_TEXT, 0},
-    };
-    struct zt_source s;
-    struct zt_error err;
-    json_t *j = NULL;
-    int rc = zt_source_open(o, &s, &err);
-    if (rc == 0)
-        rc = memory_of(&s, o->subject, &j, &err);
-    zt_source_close(&s);
-    if (rc)
-        return zt_report(rc, &err);
-    json_t *rows = json_object_get(j, "ranks"), *oom = json_object_get(j, "oom");
-    bool table = o->format == ZT_FORMAT_TABLE, ran_out = json_is_object(oom);
-    for (size_t i = json_array_size(rows); i-- > 0;)
-        if (!rank_wanted(o, json_integer_value(json_object_get(json_array_get(rows, i), "rank"))))
-            json_array_remove(rows, i);
-    if (!table || json_array_size(rows) > 0)
-        rc = zt_print_rows(stdout, o, j, rows, columns, &err);
-    else if (!ran_out)
-        puts("no memory was reported");
-    if (rc == 0 && table && ran_out)
-        rc = zt_print_oom(stdout, oom, &err);
-    json_decref(j);
     return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
 }
 

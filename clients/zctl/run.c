@@ -24,6 +24,7 @@
 #include "clients/zctl/cmd.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
+#include "clients/zctl/predict.h"
 #include "core/units.h"
 
 #define TICK_SECONDS 0.25
@@ -43,6 +44,9 @@ struct local {
     struct zt_run_file *file;
     struct zt_spec *spec;        /* resolved */
     int workers;
+    double gib;                  /* of each worker; 0: not known, they choose themselves */
+    char *plan;                  /* goes with the submit; NULL: none */
+    bool forced;
     char dir[1024], token_path[1100], prefix[32]; /* prefix of the workers' names */
     int lock, port, coord_out;
     struct zt_child coord, *worker;
@@ -235,7 +239,6 @@ static double memory_share(int workers) {
 
 static int start_worker(struct local *l, int i, struct zt_error *err) {
     struct zt_child *c = &l->worker[i];
-    double gib = l->o->memory_gib > 0 ? l->o->memory_gib : memory_share(l->workers);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     long threads = l->o->threads > 0 ? l->o->threads : cores / l->workers > 1 ? cores / l->workers : 1;
     char folder[1100];
@@ -253,9 +256,9 @@ static int start_worker(struct local *l, int i, struct zt_error *err) {
     zt_child_arg(c, "%s", folder);
     zt_child_arg(c, "--threads");
     zt_child_arg(c, "%ld", threads);
-    if (gib > 0) {
+    if (l->gib > 0) {
         zt_child_arg(c, "--memory-gib");
-        zt_child_arg(c, "%.17g", gib); /* to the byte */
+        zt_child_arg(c, "%.17g", l->gib); /* to the byte */
     }
     c->env_name = "ZTRAIN_TOKEN_FILE";
     c->env_value = l->token_path;
@@ -352,7 +355,7 @@ static int submit(struct local *l, struct zt_error *err) {
     struct zt_submit_request req;
     double end = zt_now() + 120;
     bool told = false;
-    int rc = zt_submit_request_fill(&req, l->file, l->workers, err);
+    int rc = zt_submit_request_fill(&req, l->file, l->workers, l->plan, l->forced, err);
     if (rc)
         return rc;
     for (;;) {
@@ -776,6 +779,16 @@ static int run_local(struct local *l) {
     return code;
 }
 
+/* Before anything is started: the workers will offer what they are given. */
+static int plan_run(struct local *l, struct zt_error *err) {
+    struct zt_options o = *l->o;
+    struct zt_connected c = {0};
+    o.workers = l->workers;
+    if (l->gib > 0)
+        zt_connected_add(&c, zt_predict_capacity(l->spec, (int64_t)(l->gib * (double)ZT_GIB)), l->workers);
+    return zt_plan_submit(&o, l->file, &c, &l->plan, &l->forced, err);
+}
+
 int zt_cmd_run(const struct zt_options *o) {
     static struct zt_run_file file;
     static struct zt_spec spec;
@@ -796,8 +809,15 @@ int zt_cmd_run(const struct zt_options *o) {
     l.file = &file;
     l.spec = &spec;
     l.workers = spec.workers;
+    l.gib = o->memory_gib > 0 ? o->memory_gib : memory_share(l.workers);
+    rc = plan_run(&l, &err);
+    if (rc) {
+        zt_run_file_free(&file);
+        return zt_report(rc, &err);
+    }
     watch_signals();
     int code = run_local(&l);
+    free(l.plan);
     zt_run_file_free(&file);
     return code;
 }

@@ -10,6 +10,7 @@
 #include "clients/zctl/cmd.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
+#include "clients/zctl/predict.h"
 
 /* ---------------------------------------------------------------------------------- the file */
 
@@ -127,8 +128,8 @@ static int check_workers(const struct zt_run_file *f, int workers, struct zt_spe
     return zt_spec_resolve(resolved, workers, f->file, err);
 }
 
-int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f,
-                           int workers, struct zt_error *err) {
+int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f, int workers, const char *plan,
+                           bool force, struct zt_error *err) {
     memset(r, 0, sizeof *r);
     zt__envelope__init(&r->env);
     zt__submit__init(&r->submit);
@@ -145,6 +146,11 @@ int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file
     r->submit.n_overrides = (size_t)f->n_set;
     r->submit.has_workers = workers > 0;
     r->submit.workers = (uint32_t)workers;
+    r->submit.has_plan = plan != NULL;
+    r->submit.plan.data = (uint8_t *)(uintptr_t)plan;
+    r->submit.plan.len = plan ? strlen(plan) : 0;
+    r->submit.has_force = force;
+    r->submit.force = force;
     r->env.body_case = ZT__ENVELOPE__BODY_SUBMIT;
     r->env.submit = &r->submit;
     return 0;
@@ -264,6 +270,32 @@ static int follow_run(const struct zt_options *o, struct zt_source *s, const cha
     return code;
 }
 
+int zt_plan_submit(const struct zt_options *o, const struct zt_run_file *f, const struct zt_connected *c, char **plan,
+                   bool *forced, struct zt_error *err) {
+    struct zt_predicted p;
+    int rc = zt_predict(&f->spec, f->file, o->workers, c, &p, err);
+    *plan = NULL;
+    *forced = false;
+    if (rc)
+        return rc;
+    *forced = p.none_fits && o->force;
+    json_object_set_new(p.doc, "forced", json_boolean(*forced));
+    if (o->format == ZT_FORMAT_TABLE || p.none_fits)
+        zt_predict_say(stderr, o, f->spec.name, &p);
+    if (p.none_fits && !o->force)
+        rc = zt_fail(err, ZT_ENOPLACE, "not submitted");
+    else if (!(*plan = zt_predict_text(p.doc)))
+        fprintf(stderr, "plan: not sent: it is larger than 64 KiB\n");
+    json_decref(p.doc);
+    return rc;
+}
+
+/* The workers that are there; a coordinator too busy to say is no reason not to submit. */
+static int ask_connected(struct zt_source *s, const struct zt_spec *spec, struct zt_connected *c, struct zt_error *err) {
+    int rc = zt_connected_ask(s, spec, c, err);
+    return rc == ZT_EBUSY || rc == ZT_EUNSUPPORTED ? 0 : rc;
+}
+
 int zt_cmd_submit(const struct zt_options *o) {
     static struct zt_run_file f;
     static struct zt_spec s;
@@ -271,7 +303,9 @@ int zt_cmd_submit(const struct zt_options *o) {
     struct zt_source source;
     struct zt_answer a;
     struct zt_error err;
-    char run[64];
+    struct zt_connected connected;
+    char run[64], *plan = NULL;
+    bool forced = false;
     int rc = zt_run_file_load(o, &f, &err);
     if (rc == 0 && o->workers > 0)
         rc = check_workers(&f, o->workers, &s, &err);
@@ -282,9 +316,14 @@ int zt_cmd_submit(const struct zt_options *o) {
     zt_print_notes(&f.spec);
     rc = zt_source_open(o, &source, &err);
     if (rc == 0)
-        rc = zt_submit_request_fill(&req, &f, o->workers, &err);
+        rc = ask_connected(&source, &f.spec, &connected, &err);
+    if (rc == 0)
+        rc = zt_plan_submit(o, &f, &connected, &plan, &forced, &err);
+    if (rc == 0)
+        rc = zt_submit_request_fill(&req, &f, o->workers, plan, forced, &err);
     if (rc == 0)
         rc = zt_source_ask_surely(&source, &req.env, &a, &err);
+    free(plan);
     zt_run_file_free(&f);
     if (rc) {
         zt_source_close(&source);

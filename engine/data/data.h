@@ -68,6 +68,8 @@ int zt_loader_create(const struct zt_loader_config *c, struct zt_loader **out,
 int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_error *err);
 /* Optimizer steps of all epochs from the very beginning (whatever `start` is); -1 endless. */
 int64_t zt_loader_windows(const struct zt_loader *l);
+/* The same of a set of so many samples, before there is a loader; c->dataset is not read. */
+int64_t zt_windows_of(const struct zt_loader_config *c, int64_t samples);
 /* Where a new loader goes on after the micro-batch that zt_loader_next gave last. */
 struct zt_cursor zt_loader_cursor(const struct zt_loader *l);
 void zt_loader_destroy(struct zt_loader *l);

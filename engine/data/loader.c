@@ -248,10 +248,14 @@ int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_erro
     return rc;
 }
 
+int64_t zt_windows_of(const struct zt_loader_config *c, int64_t samples) {
+    if (c->epochs == 0) return -1;
+    int64_t micros = micros_of(c, rows_left(c, samples, 0));
+    return c->epochs * zt_window_count(micros, c->accumulation, c->tail == ZT_TAIL_DROP);
+}
+
 int64_t zt_loader_windows(const struct zt_loader *l) {
-    if (l->c.epochs == 0) return -1;
-    int64_t micros = micros_of(&l->c, rows_left(&l->c, l->samples, 0));
-    return l->c.epochs * zt_window_count(micros, l->c.accumulation, l->c.tail == ZT_TAIL_DROP);
+    return zt_windows_of(&l->c, l->samples);
 }
 
 struct zt_cursor zt_loader_cursor(const struct zt_loader *l) {

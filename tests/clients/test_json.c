@@ -213,7 +213,12 @@ Test(json, memory_row) {
     w.persistent = &tags;
     m.window = (char *)(uintptr_t)"steady";
     m.measured = &w;
-    json_t *o = zt_json_memory(&m);
+    json_t *p = json_pack("{s:i}", "peak_allocated_bytes", 5), *both = zt_json_memory(&m, p);
+    expect_fields(both, "rank window predicted measured");
+    cr_assert(json_equal(json_object_get(both, "predicted"), p));
+    json_decref(both);
+    json_decref(p);
+    json_t *o = zt_json_memory(&m, NULL);
     expect_fields(o, "rank window predicted measured");
     cr_assert(json_is_null(json_object_get(o, "predicted")));
     expect_fields(json_object_get(o, "measured"),

@@ -153,7 +153,7 @@ Test(options, refusals) {
         {{"run", "f", "--follow"}, "zctl run has no option --follow; see zctl help run"},
         {{"list", "--active=1"}, "option --active takes no value"},
         {{"cancel", "r", "--now"}, "unknown option --now; see zctl help"},
-        {{"submit", "f", "--force"}, "unknown option --force; see zctl help"},
+        {{"submit", "f", "--violently"}, "unknown option --violently; see zctl help"},
         {{"logs", "r", "--all"}, "zctl logs has no option --all; see zctl help logs"},
         {{"run", "f", "--coord", "h:1"},
          "zctl run takes no --coord: it starts a coordinator of its own; zctl submit hands the file to one "

@@ -62,6 +62,54 @@ Test(read, a_healthy_run_is_not_explained_by_an_old_fault) {
     free(out);
 }
 
+/* One window was measured, and the stored plan is about it. */
+static char *printed_memory(const char *plan, int64_t allocated, int64_t reserved) {
+    static Zt__WindowPeak peak = ZT__WINDOW_PEAK__INIT;
+    static Zt__MemoryRow row = ZT__MEMORY_ROW__INIT, *rows[1] = {&row};
+    restarted();
+    peak.phase_of_peak = text("backward");
+    peak.at_peak = &tags;
+    peak.peak_allocated_bytes = allocated;
+    peak.peak_reserved_bytes = reserved;
+    row.rank = 1;
+    row.window = text("first_step");
+    row.measured = &peak;
+    row.has_capacity_bytes = true;
+    row.capacity_bytes = 64 << 20;
+    detail.has_plan = plan != NULL;
+    detail.plan.data = (uint8_t *)(uintptr_t)plan;
+    detail.plan.len = plan ? strlen(plan) : 0;
+    detail.windows = rows;
+    detail.n_windows = allocated > 0;
+    return printed();
+}
+
+#define PLAN                                                                                                          \
+    "{\"version\": 1, \"mesh\": {\"replicate\": 2, \"shard\": 1, \"tensor\": 1}, \"plans\": [{\"capacity_bytes\": 67108864, "           \
+    "\"fits\": true, \"peak_allocated_bytes\": 3145728, \"peak_reserved_bytes\": 4194304, \"shapes\": [{\"dp_from\": 0, "             \
+    "\"dp_to\": 2, \"windows\": {\"first_step\": {\"peak_allocated_bytes\": 2097152, \"peak_reserved_bytes\": 4194304}}}]}]}"
+
+Test(read, status_holds_what_was_measured_against_the_plan) {
+    static const struct { const char *plan; int64_t allocated, reserved; const char *line; } cases[] = {
+        {PLAN, 0, 0, "memory   peak predicted 3.00 MiB, nothing measured\n"},
+        {PLAN, 2 << 20, 4 << 20, "memory   peak predicted 2.00 MiB, measured 2.00 MiB: equal to the byte\n"},
+        {PLAN, (2 << 20) + 512, 4 << 20,
+         "memory   peak predicted 2.00 MiB, measured 2.00 MiB: +512 bytes in first_step of rank 1; zctl memory shows where\n"},
+        {PLAN, 2 << 20, 2 << 20,
+         "memory   peak predicted 2.00 MiB, measured 2.00 MiB: -2,097,152 bytes in first_step of rank 1; zctl memory shows where\n"},
+        {NULL, 2 << 20, 4 << 20, "memory   peak predicted -, measured 2.00 MiB: it was submitted without a plan\n"},
+        {"{\"version\": 7}", 2 << 20, 4 << 20, "memory   peak predicted -, measured 2.00 MiB: its plan is of another version of zctl\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *out = printed_memory(cases[i].plan, cases[i].allocated, cases[i].reserved);
+        cr_expect(strstr(out, cases[i].line), "no \"%s\" in:\n%s", cases[i].line, out);
+        free(out);
+    }
+    char *out = printed_memory(NULL, 0, 0);
+    cr_expect_null(strstr(out, "memory "), "nothing to say:\n%s", out);
+    free(out);
+}
+
 /* Header of the i-th column. */
 static const char *header(const json_t *rows, bool ranks, int i) {
     static struct zt_column c[ZT_STEP_COLUMNS];
@@ -161,6 +209,22 @@ Test(read, ledger_of_a_run_that_ran_out) {
         cr_assert(strstr(out, figures[i]), "%s in: %s", figures[i], out);
     free(out);
     json_decref(o);
+}
+
+/* What fills memory there, and the change that fits, or where to get it; text from elsewhere is escaped. */
+Test(read, status_says_what_helps_where_it_ran_out) {
+    ran_out(&second);
+    oom.location = text("forward, activations most of it: x; what helps: y");
+    oom.first_change = text("zero1: 9 MiB of 10\033[1m");
+    char *out = printed();
+    cr_expect(strstr(out, "oom      forward, activations most of it: x; what helps: y\n"), "%s", out);
+    cr_expect(strstr(out, "oom      the first change that fits: zero1: 9 MiB of 10\\033[1m\n"), "%s", out);
+    cr_expect_null(strstr(out, "advise"), "%s", out);
+    free(out);
+    oom.first_change = NULL;
+    out = printed();
+    cr_expect(strstr(out, "oom      zctl advise FILE shows the changes that fit"), "%s", out);
+    free(out);
 }
 
 Test(read, the_newest_ledger_is_shown) {

@@ -72,13 +72,15 @@ Test(run_file, absolute_paths_and_overrides) {
     cr_assert_eq(f.spec.training.steps, 9);
     cr_assert_eq(f.n_set, 3);
     struct zt_submit_request r, again;
-    cr_assert_eq(zt_submit_request_fill(&r, &f, 4, &err), 0);
+    cr_assert_eq(zt_submit_request_fill(&r, &f, 4, "{}", true, &err), 0);
     cr_assert_eq(r.submit.n_overrides, 3);
     cr_assert_str_eq(r.submit.overrides[0], "training.steps=9");
     cr_assert_eq(r.submit.run_yaml.len, f.bytes);
     cr_assert_eq(r.submit.workers, 4);
     cr_assert_eq(r.submit.request_key.len, 16);
-    cr_assert_eq(zt_submit_request_fill(&again, &f, 0, &err), 0);
+    cr_assert_eq(zt_submit_request_fill(&again, &f, 0, NULL, false, &err), 0);
+    cr_assert(r.submit.has_plan && r.submit.plan.len == 2 && r.submit.force);
+    cr_assert(!again.submit.has_plan && !again.submit.force);
     cr_assert_neq(memcmp(r.key, again.key, 16), 0, "each request has its own key");
     cr_assert_not(again.submit.has_workers);
     zt_run_file_free(&f);

@@ -229,6 +229,64 @@ Test(zcoord, submit_list_cancel_are_idempotent) {
     remove_tree(d.dir);
 }
 
+static int submit_plan(struct zt_call *c, uint8_t key_byte, const char *plan, size_t bytes, bool force, struct answer *a)
+{
+    uint8_t key[16] = { key_byte };
+    Zt__Submit s = ZT__SUBMIT__INIT;
+    s.request_key.data = key;
+    s.request_key.len = sizeof key;
+    s.run_yaml.data = (uint8_t *)(uintptr_t)yaml;
+    s.run_yaml.len = strlen(yaml);
+    s.file = (char *)"run.yaml";
+    s.has_workers = 1;
+    s.workers = 2;
+    s.has_plan = 1;
+    s.plan.data = (uint8_t *)(uintptr_t)plan;
+    s.plan.len = bytes;
+    s.has_force = force;
+    s.force = force;
+    return call(c, ZT__ENVELOPE__BODY_SUBMIT, &s, a);
+}
+
+/* 64 KiB of plan are taken and given back to the byte; one more, or what is no JSON object, is refused by name. */
+Test(zcoord, a_plan_is_bounded_and_kept_as_it_is) {
+    enum { MOST = 64 * 1024 };
+    static char plan[MOST + 2];
+    struct daemon d;
+    struct answer a;
+    fresh(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    memset(plan, ' ', sizeof plan);
+    plan[0] = '{';
+    plan[MOST] = '}';
+    cr_expect_eq(submit_plan(c, 1, plan, MOST + 1, false, &a), ZT_EINVAL);
+    cr_expect(strstr(a.err.msg, "plan: larger than 64 KiB") != NULL, "%s", a.err.msg);
+    static const char *const bad[] = { "", "{", "[1]", "nothing", "{\"a\":\"\\u0000\"}", "{\"a\":\"\xff\"}", "{} {}" };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(submit_plan(c, (uint8_t)(2 + i), bad[i], strlen(bad[i]), false, &a), ZT_EINVAL, "%s", bad[i]);
+        cr_expect(strstr(a.err.msg, "plan: not a JSON object") != NULL, "%s: %s", bad[i], a.err.msg);
+    }
+    cr_expect_eq(runs_listed(c), 0, "a refused run leaves nothing");
+    plan[MOST - 1] = '}';
+    cr_assert_eq(submit_plan(c, 20, plan, MOST, true, &a), 0, "%s", a.err.msg);
+    drop(&a);
+    Zt__GetRun get = ZT__GET_RUN__INIT;
+    get.run = (char *)"plain";
+    cr_assert_eq(call(c, ZT__ENVELOPE__BODY_GET_RUN, &get, &a), 0, "%s", a.err.msg);
+    const Zt__RunDetail *r = a.env->run_detail;
+    cr_expect(r->has_plan && r->plan.len == MOST && memcmp(r->plan.data, plan, MOST) == 0);
+    drop(&a);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    struct bench b;
+    snprintf(b.dir, sizeof b.dir, "%s", d.dir);
+    sqlite3 *db = open_reader(&b);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM events WHERE kind = 'AUDIT' AND message LIKE '%forced: its plan fits no worker%'"), 1);
+    sqlite3_close(db);
+    remove_tree(d.dir);
+}
+
 Test(zcoord, acknowledged_runs_survive_kill_nine) {
     struct daemon d;
     struct answer a;

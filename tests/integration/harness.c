@@ -191,12 +191,16 @@ static bool workers_idle(void *arg) {
     return idle >= w->n;
 }
 
+void cluster_wait_idle(struct cluster *c, int n) {
+    struct idle_wait w = {c, n};
+    wait_for(workers_idle, &w, 30, "workers to be idle");
+}
+
 void cluster_start(struct cluster *c, int n) {
     cluster_init(c);
     cluster_start_coord(c);
     for (int i = 0; i < n; i++) cluster_start_worker(c, i, NULL);
-    struct idle_wait w = {c, n};
-    wait_for(workers_idle, &w, 30, "workers to be idle");
+    cluster_wait_idle(c, n);
 }
 
 int cluster_processes(const struct cluster *c, pid_t *pids, int max) {

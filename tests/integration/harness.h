@@ -30,6 +30,8 @@ void cluster_init(struct cluster *c);
 void cluster_start_coord(struct cluster *c);
 /* Starts worker i with extra arguments ("--memory-gib 1 --host a"), NULL for none. */
 void cluster_start_worker(struct cluster *c, int i, const char *extra);
+/* Waits until at least n workers are idle. */
+void cluster_wait_idle(struct cluster *c, int n);
 /* zcoord and n workers, all idle. */
 void cluster_start(struct cluster *c, int n);
 /* Ends everything that was started, asserts that no process, and removes the folder. */

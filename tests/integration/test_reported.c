@@ -426,14 +426,14 @@ Test(reported, B53_out_of_memory_is_told_in_full_and_never_retried) {
     const char *more = "training: {steps: 4, seq_len: 32, local_batch_size: 2}\nrestart: {max_restarts: 5}\n";
     /* parameters and m fit, v does not */
     snprintf(file, sizeof file, "%s", run_file(&c, "small", 2, NANO, data, more));
-    expect(zctl(&c, 60, "submit -f %s", file), 1, "OOM_DEVICE", "submit -f");
+    expect(zctl(&c, 60, "submit --force -f %s", file), 1, "OOM_DEVICE", "submit -f");
     json_t *s = zctl_json(&c, "status small");
     check_oom(s, 4 << 20, "init", "optimizer");
     json_decref(s);
     /* no block at all is big enough for the first buffer: that is capacity, not fragmentation */
     snprintf(file, sizeof file, "%s", run_file(&c, "wide", 2,
              "model: {family: gpt2, layers: 1, heads: 2, dim: 512, vocab_size: 4096, seq_len_max: 64}\n", data, more));
-    expect(zctl(&c, 60, "submit -f %s", file), 1, "capacity", "submit -f");
+    expect(zctl(&c, 60, "submit --force -f %s", file), 1, "capacity", "submit -f");
     s = zctl_json(&c, "status wide");
     check_oom(s, 4 << 20, "init", "parameters");
     cr_expect_str_eq(text_of(json_object_get(attempt(s, 0), "oom"), "cause"), "capacity");
@@ -444,7 +444,7 @@ Test(reported, B53_out_of_memory_is_told_in_full_and_never_retried) {
     cluster_init(&c);
     snprintf(data, sizeof data, "%s", data_file(&c, "train.txt", 20000, 5));
     snprintf(file, sizeof file, "%s", run_file(&c, "alone", 2, NANO, data, more));
-    expect(zctl(&c, 60, "run %s --workers 2 --memory-gib 0.00390625", file), 1, "OOM_DEVICE", "zctl run");
+    expect(zctl(&c, 60, "run %s --force --workers 2 --memory-gib 0.00390625", file), 1, "OOM_DEVICE", "zctl run");
     s = zctl_json(&c, "--state %s/xdg/ztrain/local status alone", c.dir);
     check_oom(s, 4 << 20, "init", "optimizer");
     json_decref(s);
@@ -479,7 +479,7 @@ Test(reported, lazy_state_runs_out_in_the_first_update) {
     snprintf(data, sizeof data, "%s", data_file(&c, "train.txt", 20000, 5));
     snprintf(file, sizeof file, "%s", run_file(&c, "lazy", 2, NANO, data,
              "training: {steps: 4, seq_len: 8, local_batch_size: 1}\noptimizer: {state_init: lazy}\n"));
-    expect(zctl(&c, 60, "submit -f %s", file), 1, "OOM_DEVICE", "lazy");
+    expect(zctl(&c, 60, "submit --force -f %s", file), 1, "OOM_DEVICE", "lazy");
     json_t *s = zctl_json(&c, "status lazy");
     check_oom(s, 10 << 20, "optimizer", "optimizer");
     json_t *by = json_object_get(json_object_get(attempt(s, 0), "oom"), "by_tag");
@@ -492,7 +492,7 @@ Test(reported, lazy_state_runs_out_in_the_first_update) {
     /* eager: it does not get as far as step 1 */
     snprintf(file, sizeof file, "%s", run_file(&c, "eager", 2, NANO, data,
              "training: {steps: 4, seq_len: 8, local_batch_size: 1}\noptimizer: {state_init: eager}\n"));
-    expect(zctl(&c, 60, "submit -f %s", file), 1, "OOM_DEVICE", "eager");
+    expect(zctl(&c, 60, "submit --force -f %s", file), 1, "OOM_DEVICE", "eager");
     s = zctl_json(&c, "status eager");
     check_oom(s, 10 << 20, "init", "optimizer");
     json_decref(s);
