@@ -56,7 +56,8 @@ static int sim_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op
     if (sim->starts && r->id < sim->n_starts) zt_sim_until(c->device, sim->starts[r->id]);
     int64_t ns = zt_cost_collective_ns(sim->device, cost_kind(kind), c->size, on_this_host(c, sim),
                                        r->bytes);
-    zt_sim_until(c->device, zt_device_ops(c->device)->now_ns(c->device) + ns);
+    int64_t now = zt_device_ops(c->device)->now_ns(c->device);
+    zt_sim_until(c->device, ns >= 0 && ns < INT64_MAX - now ? now + ns : INT64_MAX);
     return 0;
 }
 

@@ -14,6 +14,7 @@
 
 #define BASE ((uintptr_t)1 << 40) /* of all addresses; nothing is ever mapped there */
 #define ROOM ((size_t)1 << 60)
+#define CLOCK_MAX (INT64_MAX / 2) /* a clock that has come so far stands still: 146 years */
 
 struct zt_stream {
     struct zt_device *device;
@@ -45,6 +46,12 @@ static int64_t host_now(const struct sim_device *d) {
 
 static void at_least(int64_t *clock, int64_t instant) {
     if (*clock < instant) *clock = instant;
+}
+
+/* A cost that no int64 holds comes as a negative one. */
+static void advance(const struct sim_device *d, int64_t *clock, int64_t ns) {
+    *clock = ns >= 0 && ns < CLOCK_MAX - *clock ? *clock + ns : CLOCK_MAX;
+    if (*clock == CLOCK_MAX && d->sim->overrun) *d->sim->overrun = true;
 }
 
 /* ---- memory ---- */
@@ -157,14 +164,16 @@ static int copy(struct zt_stream *s, void *dst, const void *src, size_t bytes,
 void zt_sim_work(struct zt_device *base, int64_t ns) {
     struct sim_device *d = of(base);
     struct zt_stream *s = d->running;
-    if (queued(d)) d->host_ns += d->sim->device->host_ns;
+    if (queued(d)) advance(d, &d->host_ns, d->sim->device->host_ns);
     at_least(&s->at_ns, host_now(d));
-    double slow = d->sim->slowdown > 1 ? d->sim->slowdown : 1;
-    s->at_ns += s == base->compute ? (int64_t)((double)ns * slow) : ns;
+    double slow = d->sim->slowdown > 1 && s == base->compute ? (double)ns * d->sim->slowdown : 0;
+    advance(d, &s->at_ns, slow < (double)CLOCK_MAX ? (slow > 0 ? (int64_t)slow : ns) : CLOCK_MAX);
 }
 
 void zt_sim_until(struct zt_device *base, int64_t instant_ns) {
-    at_least(&of(base)->running->at_ns, instant_ns);
+    struct sim_device *d = of(base);
+    int64_t *clock = &d->running->at_ns;
+    if (instant_ns > *clock) advance(d, clock, instant_ns - *clock);
 }
 
 static const struct zt_device_ops sim_ops = {

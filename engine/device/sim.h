@@ -25,6 +25,8 @@ struct zt_sim {
     /* Told when this rank begins a collective; NULL = nobody. */
     void (*begins)(void *arg, int64_t id, int64_t at_ns);
     void *begins_arg;
+    /* Set when a clock has come to 146 years, where all of them stand still; NULL = nobody asks. */
+    bool *overrun;
     /* Memory for the event log where a step has more collectives than the usual 4096; NULL = usual. */
     void *log;
     size_t log_bytes;

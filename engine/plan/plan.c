@@ -28,16 +28,47 @@ const char *zt_window_name(enum zt_window_name w) {
 
 /* ---- what is simulated ---- */
 
+/* What a run may have any number of, and where the rest is like what was simulated: steps before
+ * the steady ones, micro-steps of a step, whole batches of an evaluation. */
+#define WARMUP_MOST 16
+#define MICROS_MOST ZT_PLAN_MICROS_MAX
+#define BATCHES_MOST 4
+
 /* Steps until nothing new can come, and evaluations among them: as the run has them where they come
  * early; else two, each with a step after it. The last step is one without anything before it in
- * its measure but a step, so its times are a steady step's. */
+ * its measure but a step, so its times are a steady step's. A run that ends in its warm-up has no
+ * steady step, however much of it is simulated. */
 static int64_t set_steps(struct zt_spec *s, int64_t total) {
+    if (s->metrics.warmup_steps > WARMUP_MOST) {
+        if (total > WARMUP_MOST && total <= s->metrics.warmup_steps) total = WARMUP_MOST;
+        s->metrics.warmup_steps = WARMUP_MOST;
+    }
     int64_t settled = s->metrics.warmup_steps + 2, every = s->validation.every_steps;
     if (total > 0 && total <= settled) return total;
     if (!s->validation.enabled || every <= 0 || (total > 0 && every >= total)) return settled;
     if (every > settled) s->validation.every_steps = every = settled;
     int64_t n = (settled / every + 2) * every + 1;
     return total > 0 && n > total ? total : n;
+}
+
+/* Returns how many micro-steps of each step are left out. */
+static int64_t set_micros(struct zt_spec *s) {
+    int64_t k = zt_spec_accumulation(s);
+    if (k <= MICROS_MOST) return 0;
+    s->training.global_batch_size /= k;
+    s->training.global_batch_size *= MICROS_MOST;
+    return k - MICROS_MOST;
+}
+
+/* The samples that are evaluated, without most of the batches that are whole on every rank. */
+static int64_t set_samples(struct zt_spec *s, int64_t n, int dp) {
+    int64_t per_step = s->training.local_batch_size * dp;
+    if (n < 0) return n;
+    if (s->validation.steps > 0 && s->validation.steps <= n / per_step)
+        n = s->validation.steps * per_step;
+    s->validation.steps = 0;
+    int64_t whole = n / per_step, most = whole < BATCHES_MOST ? whole : BATCHES_MOST;
+    return n - (whole - most) * per_step;
 }
 
 static int64_t total_of(const struct zt_plan_config *c) {
@@ -71,14 +102,14 @@ static int64_t capacity_of(const struct zt_plan_config *c) {
 }
 
 static struct plan_run run_of(const struct zt_plan_config *c, const struct zt_spec *spec, int rank,
-                              int64_t steps) {
+                              int64_t steps, int64_t valid_samples) {
     return (struct plan_run){
         .c = c,
         .spec = spec,
         .rank = rank,
         .sim = {.device = c->device,
                 .ranks_per_host = c->ranks_per_host ? c->ranks_per_host : c->device->ranks_per_host,
-                .valid_samples = c->valid_samples,
+                .valid_samples = valid_samples,
                 .total_steps = steps}};
 }
 
@@ -104,22 +135,37 @@ static void note_start(void *arg, int64_t id, int64_t at_ns) {
     s->at[id] = at_ns;
 }
 
+/* On a device without a limit; memory.limit_gib would be one. */
+static int run_unlimited(struct plan_run *run, struct zt_spec *spec, struct zt_error *err) {
+    double limit = spec->memory.limit_gib;
+    spec->memory.limit_gib = 0;
+    run->capacity = NO_LIMIT;
+    int rc = plan_run(run, err);
+    spec->memory.limit_gib = limit;
+    if (rc != ZT_EOOM) return rc;
+    return zt_fail(
+        err, ZT_EINVAL,
+        "plan: one rank would need more than 32 PiB; look at the sizes under model and at "
+        "training.local_batch_size and seq_len");
+}
+
 /* When the slow rank begins each collective: it waits for nobody, so it can be simulated alone. */
-static int slow_rank(const struct plan_run *like, double slowdown, struct starts *starts,
+static int slow_rank(const struct plan_run *like, struct zt_spec *spec, struct starts *starts,
                      struct zt_error *err) {
     struct plan_run run = *like;
-    run.capacity = NO_LIMIT;
-    run.sim.slowdown = slowdown;
+    run.details = false;
+    run.into = NULL;
+    run.sim.slowdown = like->c->straggler;
     run.sim.begins = note_start;
     run.sim.begins_arg = starts;
-    int rc = plan_run(&run, err);
+    int rc = run_unlimited(&run, spec, err);
     if (!rc && starts->failed) rc = zt_fail(err, ZT_ENOMEM, "plan: no host memory");
     return rc;
 }
 
-/* A spec for a device without a limit: memory.limit_gib would be one. */
-static int run_shape(struct plan_run *run, struct zt_spec *spec, struct zt_plan *p,
-                     struct zt_error *err) {
+/* Where it does not fit, what it would need is found on a device without a limit. */
+static int run_limited(struct plan_run *run, struct zt_spec *spec, struct zt_plan *p,
+                       struct zt_error *err) {
     struct zt_error why = {0};
     run->capacity = p->capacity_bytes;
     int rc = plan_run(run, &why);
@@ -132,11 +178,61 @@ static int run_shape(struct plan_run *run, struct zt_spec *spec, struct zt_plan 
         p->oom = run->result.oom;
         p->oom_step = run->result.failed_step;
     }
-    double limit = spec->memory.limit_gib;
-    spec->memory.limit_gib = 0;
-    run->capacity = NO_LIMIT;
-    rc = plan_run(run, err);
-    spec->memory.limit_gib = limit;
+    return run_unlimited(run, spec, err);
+}
+
+/* The rank among the others: one of them may be slower, or it is the slow one itself. */
+static int run_shape(struct plan_run *run, struct zt_spec *spec, struct zt_plan *p, bool limited,
+                     struct zt_error *err) {
+    const struct zt_plan_config *c = run->c;
+    bool waits = c->straggler > 1 && !c->on_straggler && p->world > 1;
+    struct starts starts = {0};
+    int rc = 0;
+    if (c->straggler > 1 && c->on_straggler) run->sim.slowdown = c->straggler;
+    if (waits) TRY(slow_rank(run, spec, &starts, err));
+    run->sim.starts = starts.at;
+    run->sim.n_starts = starts.n;
+    TRY(limited ? run_limited(run, spec, p, err) : run_unlimited(run, spec, err));
+out:
+    run->sim.starts = NULL;
+    free(starts.at);
+    return rc;
+}
+
+static double longer(double all, double less, int64_t left_out) {
+    return all + (double)left_out * (all - less);
+}
+
+static void add_micros(struct zt_step_report *r, const struct zt_step_report *less, int64_t n) {
+    double *const e[] = {&r->exposed.step_seconds,       &r->exposed.compute_seconds,
+                         &r->exposed.comm_seconds,       &r->exposed.exposed_comm_seconds,
+                         &r->exposed.overlapped_seconds, &r->exposed.stall_seconds,
+                         &r->exposed.tail_seconds,       &r->exposed.idle_seconds};
+    const double b[] = {less->exposed.step_seconds,       less->exposed.compute_seconds,
+                        less->exposed.comm_seconds,       less->exposed.exposed_comm_seconds,
+                        less->exposed.overlapped_seconds, less->exposed.stall_seconds,
+                        less->exposed.tail_seconds,       less->exposed.idle_seconds};
+    for (size_t i = 0; i < sizeof b / sizeof *b; i++) *e[i] = longer(*e[i], b[i], n);
+    for (int i = 0; i < r->exposed.n_by && i < less->exposed.n_by; i++)
+        r->exposed.by[i].seconds = longer(r->exposed.by[i].seconds, less->exposed.by[i].seconds, n);
+    r->step_seconds = longer(r->step_seconds, less->step_seconds, n);
+    r->forward_seconds = longer(r->forward_seconds, less->forward_seconds, n);
+    r->backward_seconds = longer(r->backward_seconds, less->backward_seconds, n);
+    r->straggler_wait_seconds = longer(r->straggler_wait_seconds, less->straggler_wait_seconds, n);
+    r->sent_bytes += n * (r->sent_bytes - less->sent_bytes);
+}
+
+/* The micro-steps that were left out: each as long as the last that was not, which is what a step
+ * with one less is shorter by. */
+static int stretch(const struct plan_run *like, struct zt_spec *spec, int64_t left_out,
+                   struct zt_plan *p, struct zt_step_report *r, struct zt_error *err) {
+    struct plan_run less =
+        run_of(like->c, spec, like->rank, like->sim.total_steps, like->sim.valid_samples);
+    int64_t batch = spec->training.global_batch_size;
+    spec->training.global_batch_size = batch / MICROS_MOST * (MICROS_MOST - 1);
+    int rc = run_shape(&less, spec, p, false, err);
+    spec->training.global_batch_size = batch;
+    if (rc == 0) add_micros(r, &less.last, left_out);
     return rc;
 }
 
@@ -170,28 +266,24 @@ static int shapes(const struct zt_plan_config *c, struct zt_spec *spec, int64_t 
                   struct zt_plan *p, struct zt_error *err) {
     struct zt_mesh m = zt_spec_mesh(spec);
     int split = split_of(c, p->dp_size), rc = 0;
-    struct starts starts = {0};
+    int64_t samples = set_samples(spec, c->valid_samples, p->dp_size), left_out = set_micros(spec);
+    p->micro_steps_simulated = p->accumulation - left_out;
     p->n_shapes = split < p->dp_size ? 2 : 1;
     for (int i = 0; i < p->n_shapes; i++) {
         int from = i ? split : 0, to = i || split == p->dp_size ? p->dp_size : split;
-        struct plan_run run = run_of(c, spec, rank_of_dp(m, from), steps);
-        if (c->straggler > 1 && c->on_straggler) run.sim.slowdown = c->straggler;
-        if (c->straggler > 1 && !c->on_straggler && p->world > 1 && !starts.at)
-            TRY(slow_rank(&run, c->straggler, &starts, err));
-        run.sim.starts = starts.at;
-        run.sim.n_starts = starts.n;
+        struct plan_run run = run_of(c, spec, rank_of_dp(m, from), steps, samples);
         run.details = c->details && i == 0;
         run.into = i == 0 ? p : NULL;
-        TRY(run_shape(&run, spec, p, err));
+        TRY(run_shape(&run, spec, p, true, err));
         p->shape[i] = run.shape;
         p->shape[i].rank = run.rank;
         p->shape[i].dp_from = from;
         p->shape[i].dp_to = to;
         take_peaks(p, &run.shape);
+        if (i == 0 && left_out > 0) TRY(stretch(&run, spec, left_out, p, &run.last, err));
         if (i == 0) take_step(p, &run.last);
     }
 out:
-    free(starts.at);
     return rc;
 }
 
@@ -308,9 +400,17 @@ int zt_plan_make(const struct zt_plan_config *c, struct zt_plan **out, struct zt
     p->world = zt_mesh_world(zt_spec_mesh(&spec));
     p->dp_size = zt_mesh_dp(zt_spec_mesh(&spec));
     p->capacity_bytes = capacity_of(c);
+    if (p->capacity_bytes <= 0)
+        TRY(zt_fail(err, ZT_EINVAL,
+                    "plan: %s has %lld bytes of memory and %lld are kept for what is outside the "
+                    "allocator: nothing is left to plan with",
+                    c->device->name, (long long)c->device->memory_bytes,
+                    (long long)c->device->outside_bytes));
     double limit = spec.memory.limit_gib * 1073741824.0;
     if (limit > 0 && limit < (double)p->capacity_bytes) p->capacity_bytes = (int64_t)limit;
     p->outside_bytes = c->device->outside_bytes;
+    plan_host(c, p->world, c->ranks_per_host ? c->ranks_per_host : c->device->ranks_per_host,
+              &p->host);
     spec.training.steps = steps;
     spec.training.epochs = 0;
     spec.metrics.log_freq = 1;

@@ -10,7 +10,9 @@
  *
  * What is simulated (D6): metrics.warmup_steps + 2 steps as the run would do them; where evaluations
  * come later, two of them with a step after each. Windows that the run would not have do not occur.
- * A full window of micro-steps is assumed for every step.
+ * A full window of micro-steps is assumed for every step. Where a run has very many of what is alike,
+ * some stand for all: 16 steps of warm-up, 16 micro-steps of a step (its times and bytes sent are then
+ * those of 16 and so many more of the last), 4 batches of an evaluation that are whole on every rank.
  *
  * The caller owns a plan until zt_plan_free. Pure but for malloc; no file, no thread; any thread. */
 #ifndef ZT_ENGINE_PLAN_H
@@ -20,6 +22,9 @@
 #include "engine/comm/comm.h"
 #include "engine/device/alloc.h"
 #include "engine/report.h"
+
+/* Micro-steps of a step that are simulated, at most. */
+#define ZT_PLAN_MICROS_MAX 16
 
 /* Rows of `zctl memory` (D6); save and load occur once there are checkpoints. */
 enum zt_window_name {
@@ -63,12 +68,27 @@ struct zt_plan_unit {
 /* Allocated bytes over one steady step, a point for every change. */
 struct zt_plan_point { int64_t at_ns; enum zt_phase phase; int64_t by_tag[ZT_TAG_COUNT], reserved; char what[48]; };
 
+/* Memory of the host that a rank takes beside the device's, in bytes: a stated figure, right in its
+ * order of magnitude (docs/planner.md, "Host memory"). What is not among it: 8 bytes for each sample of
+ * the training set, of which a plan does not know how many there are, and shared memory of the transport.
+ * On cpu the device's memory is the host's too and comes on top. */
+struct zt_plan_host {
+    int64_t window;                      /* tokens and targets of one step's micro-steps */
+    int64_t reader;                      /* micro-batches read ahead */
+    int64_t staging;                     /* of tcp, where ranks are on several hosts */
+    int64_t products;                    /* cpu, 16-bit recipes: fp32 copies of the largest product, where it is emulated */
+    int64_t control;                     /* messages of all ranks, event log of collectives */
+    int64_t program;                     /* code, libraries, two threads: an allowance */
+    int64_t total;
+};
+
 struct zt_plan {
     bool fits;                           /* in capacity_bytes */
     struct zt_oom oom;                   /* when not: where the real device would run out ... */
     int64_t oom_step;
     /* ... and every figure below is that of a device without a limit */
     int64_t capacity_bytes, outside_bytes;
+    struct zt_plan_host host;
     int64_t peak_allocated_bytes, peak_reserved_bytes; /* over all windows and shapes */
     enum zt_window_name peak_window;     /* of the allocated peak */
     enum zt_phase phase_of_peak;
@@ -81,6 +101,7 @@ struct zt_plan {
     int world, dp_size;
     int64_t accumulation, global_batch, tokens_per_step, total_steps; /* total_steps 0: by epochs, not known */
     int64_t total_tokens;                /* 0: not known */
+    int64_t micro_steps_simulated;       /* of accumulation; what is under details is of so many */
 
     /* one steady step (estimated; sent bytes exact) */
     double step_seconds, forward_seconds, backward_seconds, optimizer_seconds, tokens_per_second;

@@ -39,6 +39,13 @@ static int on_step(void *arg, const struct zt_step_report *r, struct zt_error *e
     if (r->eval.peak_allocated_bytes >= 0) offer(&run->shape, ZT_WINDOW_EVAL, &r->eval);
     run->last = *r;
     run->curve.n = 0; /* what follows is of the next step */
+    if (run->overrun)
+        return zt_fail(
+            err, ZT_EINVAL,
+            "plan: the simulated steps would take more than a hundred years on %s; look at "
+            "the sizes under model and at training.local_batch_size, or at the figures of "
+            "the device",
+            run->c->device->name);
     return run->rc ? zt_fail(err, run->rc, "plan: no host memory") : 0;
 }
 
@@ -130,9 +137,12 @@ static void drop_details(struct zt_plan *p) {
 
 static void take_curve(struct zt_plan *p, struct plan_run *run, int64_t start_ns) {
     if (run->curve.n == 0) keep_point(run); /* a step in which nothing came or went */
-    p->curve = copy_of(run->curve.at, run->curve.n, sizeof *run->curve.at);
+    size_t from = 0; /* before the first step: what initialisation did, but for what it left */
+    while (from + 1 < run->curve.n && run->curve.at[from + 1].at_ns < start_ns) from++;
+    size_t n = run->curve.n - from;
+    p->curve = copy_of(run->curve.at + from, n, sizeof *run->curve.at);
     if (!p->curve) return;
-    p->n_curve = run->curve.n;
+    p->n_curve = n;
     for (size_t i = 0; i < p->n_curve; i++) p->curve[i].at_ns -= start_ns;
     if (p->n_curve == 0) return;
     p->curve[0].at_ns = 0;
@@ -181,6 +191,8 @@ int plan_run(struct plan_run *run, struct zt_error *err) {
     memset(&run->shape, 0, sizeof run->shape);
     memset(&run->last, 0, sizeof run->last);
     run->rc = 0;
+    run->overrun = false;
+    run->sim.overrun = &run->overrun;
     if (run->details || (run->into && run->c->watch.fn))
         c.watch = (struct zt_alloc_watch){on_alloc, run};
     if (run->details) {
