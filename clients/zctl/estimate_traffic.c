@@ -124,15 +124,7 @@ static int find_kind(const char *text, int *out, struct zt_error *err) {
     return zt_fail(err, ZT_EINVAL, "--collective \"%.40s\": expected all_reduce, all_gather, reduce_scatter or broadcast", text);
 }
 
-struct collective { int kind, rounds; int64_t bytes, ranks; double sent, seconds, algbw, busbw; };
-
-/* Sent bytes and rounds by the one formula there is: the time on links of a byte and of a round per nanosecond. */
-static void ring(struct collective *c) {
-    const struct zt_cost_device bytes = {.within = {.bytes_per_second = 1e9}}, rounds = {.within = {.alpha_ns = 1}};
-    const int n = (int)c->ranks;
-    c->sent = (double)zt_cost_collective_ns(&bytes, kinds[c->kind].kind, n, n, c->bytes);
-    c->rounds = (int)zt_cost_collective_ns(&rounds, kinds[c->kind].kind, n, n, c->bytes);
-}
+struct collective { int kind, rounds; int64_t bytes, ranks; double sent, seconds; struct zt_cost_bandwidth b; };
 
 /* The one of three that was given makes the other two. The time of a buffer is whole bytes / algbw, which is sent
  * bytes / busbw; no option leads to sent bytes / algbw. */
@@ -154,9 +146,7 @@ static int read_time(const struct zt_options *o, struct collective *c, struct zt
     if (given < 0)
         return 0;
     c->seconds = given == 0 ? v : given == 1 ? c->sent / v : (double)c->bytes / v;
-    c->algbw = (double)c->bytes / c->seconds;
-    c->busbw = c->sent / c->seconds;
-    return 0;
+    return zt_cost_bandwidth(kinds[c->kind].kind, (int)c->ranks, c->bytes, c->seconds, &c->b, err);
 }
 
 static int read_collective(const struct zt_options *o, struct collective *c, struct zt_error *err) {
@@ -169,7 +159,8 @@ static int read_collective(const struct zt_options *o, struct collective *c, str
     rc = rc ? rc : zt_number_count("--ranks", o->estimate[ZT_EST_RANKS], 2, 1 << 20, &c->ranks, err);
     if (rc)
         return rc;
-    ring(c);
+    c->sent = zt_cost_sent(kinds[c->kind].kind, (int)c->ranks, c->bytes);
+    c->rounds = zt_cost_rounds(kinds[c->kind].kind, (int)c->ranks);
     return read_time(o, c, err);
 }
 
@@ -181,8 +172,8 @@ static void print_collective(const struct collective *c) {
     printf("rounds             %d\n", c->rounds);
     if (c->seconds > 0) {
         printf("time               %s\n", zt_format_seconds(c->seconds, t, sizeof t));
-        printf("algbw              %.2f GB/s   bytes / time\n", c->algbw / 1e9);
-        printf("busbw              %.2f GB/s   sent / time = algbw x %.6g\n", c->busbw / 1e9, c->sent / (double)c->bytes);
+        printf("algbw              %.2f GB/s   bytes / time\n", c->b.algbw / 1e9);
+        printf("busbw              %.2f GB/s   sent / time = algbw x %.6g\n", c->b.busbw / 1e9, c->sent / (double)c->bytes);
     }
     putchar('\n');
     zt_wrap(stdout, 0, 0, "Bytes are those of the whole buffer: of a gather or a scatter, all ranks' parts together. A link carries "
@@ -203,8 +194,8 @@ int zt_estimate_collective(const struct zt_options *o, const struct zt_estimate 
     json_t *j = json_pack("{s:s, s:I, s:I, s:f, s:i, s:o, s:o, s:o}", "kind", kinds[c.kind].name, "bytes", (json_int_t)c.bytes,
                           "ranks", (json_int_t)c.ranks, "sent_bytes", c.sent, "rounds", c.rounds, "seconds",
                           c.seconds > 0 ? json_real(c.seconds) : json_null(), "algbw_bytes_per_second",
-                          c.seconds > 0 ? json_real(c.algbw) : json_null(), "busbw_bytes_per_second",
-                          c.seconds > 0 ? json_real(c.busbw) : json_null());
+                          c.seconds > 0 ? json_real(c.b.algbw) : json_null(), "busbw_bytes_per_second",
+                          c.seconds > 0 ? json_real(c.b.busbw) : json_null());
     json_t *rows = json_pack("[O]", j);
     rc = zt_print_rows(stdout, o, j, rows, NULL, err);
     json_decref(rows);
