@@ -10,6 +10,7 @@
 #include "core/spec.h"
 
 int zt_cmd_run(const struct zt_options *o);
+int zt_cmd_probe(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
 int zt_cmd_convert(const struct zt_options *o);
@@ -48,9 +49,9 @@ struct zt_run_file {
     size_t bytes;
     char file[ZT_PATH_MAX];        /* as typed, for messages */
     char folder[ZT_PATH_MAX];      /* absolute folder of the file */
-    const char *set[ZT_MAX_SETS + 4];
-    char added[4][2 * ZT_PATH_MAX + 32]; /* overrides of ours: absolute paths, the name */
-    int n_set;
+    const char *set[ZT_MAX_SETS + 8];
+    char added[8][2 * ZT_PATH_MAX + 32]; /* overrides of ours: absolute paths, the name, what a probe cuts */
+    int n_set, n_added;
     struct zt_spec spec;           /* parsed, not resolved */
 };
 /* The bytes of a file ("-": standard input), malloc'ed; a little more than `most` when there are more, so that
@@ -58,6 +59,9 @@ struct zt_run_file {
 int zt_read_text(const char *path, size_t most, char **text, size_t *bytes, struct zt_error *err);
 /* Reads, parses and checks; relative data paths become absolute overrides. */
 int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
+/* One more override, after all others; zt_run_file_parse makes them count. */
+int zt_run_file_set(struct zt_run_file *f, const char *key, const char *value, struct zt_error *err);
+int zt_run_file_parse(struct zt_run_file *f, struct zt_error *err);
 void zt_run_file_free(struct zt_run_file *f);
 /* What was accepted but needs a word, on stderr. */
 void zt_print_notes(const struct zt_spec *s);
@@ -67,9 +71,23 @@ struct zt_connected;
 int zt_plan_submit(const struct zt_options *o, const struct zt_run_file *f, const struct zt_connected *c, char **plan,
                    bool *forced, struct zt_error *err);
 /* A new request key each; f and plan (NULL: none) must live while *req is used. */
-struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 4]; };
+struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 8]; };
 int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f, int workers, const char *plan,
                            bool force, struct zt_error *err);
+
+/* Plans it for the workers that are connected and submits it with its plan; *a is the reply. */
+int zt_submit_planned(const struct zt_options *o, const struct zt_run_file *f, struct zt_source *s, struct zt_answer *a,
+                      struct zt_error *err);
+
+/* ---- run.c ---- */
+/* What to say when the run has ended, instead of zctl run's summary; returns the exit code. */
+struct zt_run_end { int (*tell)(void *arg, struct zt_source *s, const Zt__RunDetail *d); void *arg; };
+/* A private coordinator and workers, the run from start to end, nothing left behind. end: NULL = the summary. */
+int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const struct zt_run_end *end);
+/* From here on Ctrl-C is counted; the second one ends this process at once. */
+void zt_watch_interrupts(void);
+int zt_interrupts(void);
+int zt_cancel_run(struct zt_source *s, const char *run, struct zt_error *err);
 
 /* ---- read.c ---- */
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
@@ -90,6 +108,8 @@ json_t *zt_oom_of(const Zt__RunDetail *d);
 int zt_print_oom(FILE *out, const json_t *oom, struct zt_error *err);
 /* Predicted and measured windows of all ranks. */
 int zt_fetch_memory(struct zt_source *s, const char *run, json_t **reply, struct zt_error *err);
+/* Rows of a reply's `ranks`: the two peaks side by side with their differences, and what of their composition differs. */
+int zt_print_memory_rows(FILE *out, const json_t *rows, struct zt_error *err);
 /* The lines of zctl status: predicted against measured, and where memory ran out. */
 void zt_print_memory_lines(FILE *out, const Zt__RunDetail *d);
 

@@ -25,6 +25,7 @@ static int dispatch(const struct zt_options *o) {
         return help(o);
     switch (o->command) {
     case ZT_CMD_RUN: return zt_cmd_run(o);
+    case ZT_CMD_PROBE: return zt_cmd_probe(o);
     case ZT_CMD_SUBMIT: return zt_cmd_submit(o);
     case ZT_CMD_VALIDATE: return zt_cmd_validate(o);
     case ZT_CMD_CONVERT: return zt_cmd_convert(o);

@@ -281,7 +281,7 @@ static void print_figures(FILE *out, const json_t *rows, const char *run) {
     fputc('\n', out);
 }
 
-static int print_memory(FILE *out, const struct zt_options *o, const json_t *j, struct zt_error *err) {
+int zt_print_memory_rows(FILE *out, const json_t *rows, struct zt_error *err) {
     static const struct zt_column columns[] = {
         {"RANK", "rank", ZT_CELL_COUNT, 0},
         {"WINDOW", "window", ZT_CELL_TEXT, 0},
@@ -300,10 +300,9 @@ static int print_memory(FILE *out, const struct zt_options *o, const json_t *j, 
         {"PHASE", "measured.phase_of_peak", ZT_CELL_TEXT, 0},
         {NULL, NULL, ZT_CELL_TEXT, 0},
     };
-    json_t *rows = json_object_get(j, "ranks"), *shown = json_array(), *row;
-    const char *why = json_string_value(json_object_get(j, "unpredicted"));
+    json_t *shown = json_array(), *row;
     size_t i;
-    json_array_foreach(rows, i, row) {
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
         json_t *copy = json_copy(row);
         int64_t v;
         if (difference(row, "peak_allocated_bytes", &v))
@@ -317,6 +316,15 @@ static int print_memory(FILE *out, const struct zt_options *o, const json_t *j, 
     if (rc)
         return rc;
     print_composition(out, rows);
+    return 0;
+}
+
+static int print_memory(FILE *out, const struct zt_options *o, const json_t *j, struct zt_error *err) {
+    const json_t *rows = json_object_get(j, "ranks");
+    const char *why = json_string_value(json_object_get(j, "unpredicted"));
+    int rc = zt_print_memory_rows(out, rows, err);
+    if (rc)
+        return rc;
     print_figures(out, rows, o->subject);
     if (why)
         fprintf(out, "predicted -   %s\n", why);

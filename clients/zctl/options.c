@@ -14,6 +14,11 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                     "prints a summary and stops what it started. Ctrl-C cancels the run, a second one "
                     "kills it.",
                     "zctl run examples/quickstart.yaml --workers 4"},
+    [ZT_CMD_PROBE] = {"probe", "FILE", true,
+                      "Run a few whole steps and one evaluation on real workers (those of --coord, else its own, as zctl "
+                      "run starts them) and show the peaks of every window and rank beside the plan. The run is the "
+                      "file's but for its name, NAME-probe, and its length. Exit code 0: it fits; 7: memory ran out.",
+                      "zctl probe run.yaml --workers 4"},
     [ZT_CMD_SUBMIT] = {"submit", "FILE", true, "Check a run file, plan its memory, and hand both to the coordinator. Refused (exit code 7) when "
                        "it fits no connected worker.",
                        "zctl submit run.yaml --set training.steps=100 -f"},
@@ -76,23 +81,24 @@ enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE), OPT_WORKERS,
      "Number of workers; the degrees left out fill them. calibrate: so many compute at once; default 1."},
-    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
      "Override a key of the run file; may be given again."},
-    {"--name", 0, "NAME", ON(RUN) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
+    {"--name", 0, "NAME", ON(RUN) | ON(PROBE) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
      "Keep printing until the run ends; Ctrl-C leaves the run alone."},
     {"--force", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_FORCE,
      "Although the plan fits no connected worker (exit code 7 without it)."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
-    {"--memory-gib", 0, "X", ON(RUN), OPT_MEMORY,
+    {"--steps", 0, "N", ON(PROBE), OPT_STEPS, "Whole steps to run; default 3, and with fewer nothing is called a fit."},
+    {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
-    {"--threads", 0, "N", ON(RUN) | ON(CALIBRATE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
+    {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
     {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest."},
     {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
@@ -121,7 +127,7 @@ static const struct zt_option rows[] = {
     {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
      "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user. Not with run."},
     {"--state", 0, "DIR", EVERYWHERE, OPT_STATE,
-     "Read a coordinator's state folder; no daemon is needed. With run: the folder to use."},
+     "Read a coordinator's state folder; no daemon is needed. With run and probe: the folder to use."},
     {"--output", 'o', "FORMAT", EVERYWHERE, OPT_OUTPUT,
      "table, json, jsonl (one object a line) or csv; else ZCTL_OUTPUT. With convert also the new run file to write."},
     {"--color", 0, "WHEN", EVERYWHERE, OPT_COLOR, "auto, always or never; NO_COLOR is respected."},
@@ -304,6 +310,7 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_FORCE: o->force = true; return 0;
     case OPT_CURVE: o->curve = true; return 0;
     case OPT_SHOW: o->show = true; return 0;
+    case OPT_STEPS: return whole(r->name, v, 1, 1000, &o->steps, err);
     case OPT_MEMORY: return seconds(r->name, v, 1e6, &o->memory_gib, err);
     case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);
     case OPT_RANK: return ranks(v, o, err);

@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 enum zt_command {
-    ZT_CMD_RUN = 0, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
+    ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
     ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
@@ -51,6 +51,7 @@ struct zt_options {
     const char *unit;             /* NULL: not given */
     /* run */
     double memory_gib;            /* 0 = not given */
+    int64_t steps;                /* probe; 0 = not given */
     int threads;
     /* reading */
     bool ranks_all;               /* --rank all */

@@ -41,6 +41,7 @@ struct totals {
 
 struct local {
     const struct zt_options *o;
+    const struct zt_run_end *end; /* NULL: the summary */
     struct zt_run_file *file;
     struct zt_spec *spec;        /* resolved */
     int workers;
@@ -79,13 +80,15 @@ static void on_signal(int sig) {
     }
 }
 
-static void watch_signals(void) {
+void zt_watch_interrupts(void) {
     struct sigaction a = {.sa_handler = on_signal};
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGHUP, &a, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
+
+int zt_interrupts(void) { return interrupts; }
 
 /* ---------------------------------------------------------------------------------- state folder */
 
@@ -309,7 +312,7 @@ static void stop_all(struct local *l) {
 
 /* ---------------------------------------------------------------------------------- the run */
 
-static int cancel_run(struct local *l, const char *run, struct zt_error *err) {
+int zt_cancel_run(struct zt_source *s, const char *run, struct zt_error *err) {
     Zt__Cancel cancel = ZT__CANCEL__INIT;
     Zt__Envelope req = ZT__ENVELOPE__INIT;
     struct zt_answer a;
@@ -321,7 +324,7 @@ static int cancel_run(struct local *l, const char *run, struct zt_error *err) {
     cancel.run = (char *)(uintptr_t)run;
     req.body_case = ZT__ENVELOPE__BODY_CANCEL;
     req.cancel = &cancel;
-    int rc = zt_source_ask(&l->source, &req, &a, err);
+    int rc = zt_source_ask(s, &req, &a, err);
     if (rc == 0)
         zt_answer_free(&a);
     return rc;
@@ -344,7 +347,7 @@ static int cancel_leftovers(struct local *l, struct zt_error *err) {
         if (zt_exit_of_state(s->state) >= 0)
             continue;
         fprintf(stderr, "zctl: cancelling run %s \"%s\", left by an earlier zctl run\n", s->run_id, s->name);
-        rc = cancel_run(l, s->run_id, err);
+        rc = zt_cancel_run(&l->source, s->run_id, err);
     }
     zt_answer_free(&a);
     return rc;
@@ -527,7 +530,7 @@ static void heed_interrupts(struct local *l) {
     end_line(l);
     fprintf(stderr, "zctl: %s: cancelling the run%s\n", late ? "time is up" : "interrupted",
             late ? "" : " (again: kill it)");
-    l->cancelled = cancel_run(l, l->run, &err) == 0;
+    l->cancelled = zt_cancel_run(&l->source, l->run, &err) == 0;
 }
 
 /* Until the run has ended: 0 and its last state in *a. */
@@ -686,13 +689,24 @@ static void summary_json(struct local *l, const Zt__RunDetail *d, const json_t *
     json_decref(o);
 }
 
+/* Returns the exit code. */
+static int summary(struct local *l, const Zt__RunDetail *d) {
+    json_t *peaks = peak_rows(l, d);
+    if (l->o->format == ZT_FORMAT_TABLE)
+        summary_text(l, d, peaks);
+    else
+        summary_json(l, d, peaks);
+    json_decref(peaks);
+    return zt_exit_of_state(d->summary->state);
+}
+
 /* ---------------------------------------------------------------------------------- command */
 
 static int prepare(struct local *l, struct zt_error *err) {
     char room[4096];
     l->lock = l->coord_out = -1;
     l->t.first_loss = l->t.last_loss = l->t.eval_loss = NAN;
-    l->lines = l->o->format == ZT_FORMAT_TABLE ? stdout : stderr;
+    l->lines = l->o->format == ZT_FORMAT_TABLE && !l->end ? stdout : stderr;
     l->worker = calloc((size_t)l->workers, sizeof *l->worker);
     if (!l->worker)
         return zt_fail(err, ZT_ENOMEM, "no memory for %d workers", l->workers);
@@ -755,14 +769,7 @@ static int run_local(struct local *l) {
         rc = follow(l, &a, &err);
     end_line(l);
     if (rc == 0) {
-        const Zt__RunDetail *d = a.env->run_detail;
-        json_t *peaks = peak_rows(l, d);
-        if (l->o->format == ZT_FORMAT_TABLE)
-            summary_text(l, d, peaks);
-        else
-            summary_json(l, d, peaks);
-        json_decref(peaks);
-        code = zt_exit_of_state(d->summary->state);
+        code = l->end ? l->end->tell(l->end->arg, &l->source, a.env->run_detail) : summary(l, a.env->run_detail);
         if (code == ZT_EXIT_CANCELLED && interrupts == 0 && l->cancelled)
             code = ZT_EXIT_TIMEOUT;
     } else {
@@ -789,35 +796,36 @@ static int plan_run(struct local *l, struct zt_error *err) {
     return zt_plan_submit(&o, l->file, &c, &l->plan, &l->forced, err);
 }
 
-int zt_cmd_run(const struct zt_options *o) {
-    static struct zt_run_file file;
+int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const struct zt_run_end *end) {
     static struct zt_spec spec;
     static struct local l;
     struct zt_error err;
-    int rc = zt_run_file_load(o, &file, &err);
-    if (rc == 0) {
-        spec = file.spec;
-        spec.verbatim = NULL;
-        rc = zt_spec_resolve(&spec, o->workers, file.file, &err);
-    }
-    if (rc) {
-        zt_run_file_free(&file);
+    spec = file->spec;
+    spec.verbatim = NULL;
+    int rc = zt_spec_resolve(&spec, o->workers, file->file, &err);
+    if (rc)
         return zt_report_bare(rc, &err);
-    }
-    zt_print_notes(&file.spec);
+    zt_print_notes(&file->spec);
     l.o = o;
-    l.file = &file;
+    l.end = end;
+    l.file = file;
     l.spec = &spec;
     l.workers = spec.workers;
     l.gib = o->memory_gib > 0 ? o->memory_gib : memory_share(l.workers);
     rc = plan_run(&l, &err);
-    if (rc) {
-        zt_run_file_free(&file);
+    if (rc)
         return zt_report(rc, &err);
-    }
-    watch_signals();
+    zt_watch_interrupts();
     int code = run_local(&l);
     free(l.plan);
+    return code;
+}
+
+int zt_cmd_run(const struct zt_options *o) {
+    static struct zt_run_file file;
+    struct zt_error err;
+    int rc = zt_run_file_load(o, &file, &err);
+    int code = rc ? zt_report_bare(rc, &err) : zt_run_here(o, &file, NULL);
     zt_run_file_free(&file);
     return code;
 }

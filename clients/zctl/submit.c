@@ -57,9 +57,9 @@ static int find_folder(struct zt_run_file *f, struct zt_error *err) {
 }
 
 /* One more override of our own. */
-static int add_set(struct zt_run_file *f, int *n_added, const char *key, const char *folder,
-                   const char *value, struct zt_error *err) {
-    char *to = f->added[*n_added];
+static int add_set(struct zt_run_file *f, const char *key, const char *folder, const char *value, struct zt_error *err) {
+    ZT_ASSERT((size_t)f->n_added < sizeof f->added / sizeof f->added[0]);
+    char *to = f->added[f->n_added];
     size_t size = sizeof f->added[0];
     int n = folder ? snprintf(to, size, "%s=%s%s%s", key, folder, strcmp(folder, "/") ? "/" : "", value)
                    : snprintf(to, size, "%s=%s", key, value);
@@ -67,17 +67,20 @@ static int add_set(struct zt_run_file *f, int *n_added, const char *key, const c
         return zt_fail(err, ZT_EINVAL, "%s: the absolute path of %s is longer than %d bytes", f->file, key,
                        ZT_PATH_MAX - 1);
     f->set[f->n_set++] = to;
-    (*n_added)++;
+    f->n_added++;
     return 0;
 }
 
-static int parse(struct zt_run_file *f, struct zt_error *err) {
+int zt_run_file_set(struct zt_run_file *f, const char *key, const char *value, struct zt_error *err) {
+    return add_set(f, key, NULL, value, err);
+}
+
+int zt_run_file_parse(struct zt_run_file *f, struct zt_error *err) {
     zt_spec_free(&f->spec);
     return zt_spec_parse(f->text, f->bytes, f->file, f->set, f->n_set, &f->spec, err);
 }
 
 int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err) {
-    int n_added = 0;
     memset(f, 0, sizeof *f);
     if (strlen(o->subject) >= sizeof f->file)
         return zt_fail(err, ZT_EINVAL, "the file name is longer than %d bytes", ZT_PATH_MAX - 1);
@@ -90,9 +93,9 @@ int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct z
     for (int i = 0; i < o->n_set; i++)
         f->set[f->n_set++] = o->set[i];
     if (o->name)
-        rc = add_set(f, &n_added, "name", NULL, o->name, err);
+        rc = add_set(f, "name", NULL, o->name, err);
     if (rc == 0)
-        rc = parse(f, err);
+        rc = zt_run_file_parse(f, err);
     if (rc)
         return rc;
     int before = f->n_set;
@@ -100,9 +103,9 @@ int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct z
                                                         {"validation.path", f->spec.validation.path}};
     for (int i = 0; i < 2 && rc == 0; i++)
         if (paths[i].path[0] && paths[i].path[0] != '/')
-            rc = add_set(f, &n_added, paths[i].key, f->folder, paths[i].path, err);
+            rc = add_set(f, paths[i].key, f->folder, paths[i].path, err);
     if (rc == 0 && f->n_set > before)
-        rc = parse(f, err);
+        rc = zt_run_file_parse(f, err);
     return rc;
 }
 
@@ -296,16 +299,30 @@ static int ask_connected(struct zt_source *s, const struct zt_spec *spec, struct
     return rc == ZT_EBUSY || rc == ZT_EUNSUPPORTED ? 0 : rc;
 }
 
+int zt_submit_planned(const struct zt_options *o, const struct zt_run_file *f, struct zt_source *s, struct zt_answer *a,
+                      struct zt_error *err) {
+    struct zt_submit_request req;
+    struct zt_connected connected;
+    char *plan = NULL;
+    bool forced = false;
+    int rc = ask_connected(s, &f->spec, &connected, err);
+    if (rc == 0)
+        rc = zt_plan_submit(o, f, &connected, &plan, &forced, err);
+    if (rc == 0)
+        rc = zt_submit_request_fill(&req, f, o->workers, plan, forced, err);
+    if (rc == 0)
+        rc = zt_source_ask_surely(s, &req.env, a, err);
+    free(plan);
+    return rc;
+}
+
 int zt_cmd_submit(const struct zt_options *o) {
     static struct zt_run_file f;
     static struct zt_spec s;
-    struct zt_submit_request req;
     struct zt_source source;
     struct zt_answer a;
     struct zt_error err;
-    struct zt_connected connected;
-    char run[64], *plan = NULL;
-    bool forced = false;
+    char run[64];
     int rc = zt_run_file_load(o, &f, &err);
     if (rc == 0 && o->workers > 0)
         rc = check_workers(&f, o->workers, &s, &err);
@@ -316,14 +333,7 @@ int zt_cmd_submit(const struct zt_options *o) {
     zt_print_notes(&f.spec);
     rc = zt_source_open(o, &source, &err);
     if (rc == 0)
-        rc = ask_connected(&source, &f.spec, &connected, &err);
-    if (rc == 0)
-        rc = zt_plan_submit(o, &f, &connected, &plan, &forced, &err);
-    if (rc == 0)
-        rc = zt_submit_request_fill(&req, &f, o->workers, plan, forced, &err);
-    if (rc == 0)
-        rc = zt_source_ask_surely(&source, &req.env, &a, &err);
-    free(plan);
+        rc = zt_submit_planned(o, &f, &source, &a, &err);
     zt_run_file_free(&f);
     if (rc) {
         zt_source_close(&source);
