@@ -155,6 +155,7 @@ Test(plan_exact, drawn_from_the_product, .timeout = 36000) {
         bad += px_differs(&c, NULL) != 0;
         if ((i + 1) % 100 == 0)
             printf("%" PRId64 " runs, %" PRId64 " differ from their plan\n", i + 1, bad);
+        fflush(stdout);
     }
     if (runs) printf("%" PRId64 " runs, %" PRId64 " differ from their plan\n", n, bad);
     cr_assert_eq(bad, 0, "%" PRId64 " of %" PRId64 " runs differ from their plan", bad, n);
