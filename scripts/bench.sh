@@ -155,7 +155,8 @@ plan_speed() {
 plan() {
     XDG_STATE_HOME=$scratch XDG_CONFIG_HOME=$scratch/none
     export XDG_STATE_HOME XDG_CONFIG_HOME
-    echo "calibrating: about 60 s"
+    echo "calibrating: about 80 s"
+    "$build/clients/zctl/zctl" calibrate --device single --threads 1 --duration 20 >/dev/null
     "$build/clients/zctl/zctl" calibrate --device one --threads 2 --duration 20 >/dev/null
     "$build/clients/zctl/zctl" calibrate --device two --workers 2 --threads 1 --comm --duration 40 >/dev/null
     nano="--layers 4 --dim 128 --heads 4 --seq 128 --batch 8 --steps 40 --warmup 10"
@@ -164,6 +165,9 @@ plan() {
     for round in $(seq "$rounds"); do
         # shellcheck disable=SC2086 # words
         {
+            take plan.nano.cpu --predict single --threads 1 $nano
+            take plan.4x256.cpu --predict single --threads 1 $small 8 --steps 5 --warmup 1
+            take plan.6x384.cpu --predict single --threads 1 $middle 4 --steps 5 --warmup 1
             take plan.nano.1 --predict one --threads 2 $nano
             take plan.nano.2 --predict two --threads 1 --world 2 $nano
             take plan.4x256.1 --predict one --threads 2 $small 8 --steps 8 --warmup 2
@@ -173,11 +177,16 @@ plan() {
             take plan.6x384.2 --predict two --threads 1 --world 2 $middle 4 --steps 4 --warmup 1
         }
     done
-    printf '\nplan: estimated and measured step, after zctl calibrate (1: one worker, two threads; 2: two workers)\n'
-    printf '%-18s %12s %12s %10s\n' run "estimate ms" "measured ms" "error"
+    printf '\nplan: estimated and measured step, after zctl calibrate (cpu: one worker of one thread, its CPU time, which\n'
+    printf 'other load hardly moves; 1: one worker, two threads; 2: two workers: both by the wall clock)\n'
+    printf '%-18s %12s %12s %10s %18s\n' run "estimate ms" "measured ms" "error" "CPU ms of rank 0"
+    for v in nano.cpu 4x256.cpu 6x384.cpu; do
+        e=$(med "plan.$v" predicted_ms) t=$(med "plan.$v" cpu_ms)
+        printf '%-18s %12s %12s %9s%%\n' "$v" "$e" "$t" "$(awk -v e="$e" -v t="$t" 'BEGIN {printf "%.0f", 100 * (e / t - 1)}')"
+    done
     for v in nano.1 nano.2 4x256.1 4x256.2 4x256-fsdp.2 6x384.1 6x384.2; do
-        printf '%-18s %12s %12s %9s%%\n' "$v" "$(med "plan.$v" predicted_ms)" "$(med "plan.$v" ms)" \
-            "$(med "plan.$v" plan_error | awk '{printf "%.0f", 100 * $1}')"
+        printf '%-18s %12s %12s %9s%% %18s\n' "$v" "$(med "plan.$v" predicted_ms)" "$(med "plan.$v" ms)" \
+            "$(med "plan.$v" plan_error | awk '{printf "%.0f", 100 * $1}')" "$(med "plan.$v" cpu_ms)"
     done
 }
 
