@@ -396,3 +396,47 @@ int zt_device_find(const struct zt_devices *t, const char *name, const struct zt
                    name, near ? " (did you mean \"" : "", near ? near : "", near ? "\"?)" : "",
                    list);
 }
+
+/* ---- what to know of the times ---- */
+
+static const char *outside_range(const struct zt_cost_device *d, int64_t least, int64_t most,
+                                 char *to, size_t n) {
+    char from[32], up[32], low[32], high[32];
+    snprintf(to, n,
+             "times of messages from %s to %s: %s was measured from %s to %s (what is outside is "
+             "extrapolated)",
+             zt_format_bytes((double)least, from, sizeof from),
+             zt_format_bytes((double)most, up, sizeof up), d->name,
+             zt_format_bytes((double)d->measured_comm_min, low, sizeof low),
+             zt_format_bytes((double)d->measured_comm_max, high, sizeof high));
+    return to;
+}
+
+void zt_device_caveats(const struct zt_cost_device *d, int ranks_on_host, int64_t least_message,
+                       int64_t most_message, void (*say)(void *arg, const char *sentence),
+                       void *arg) {
+    char text[256];
+    if (!d->measured) {
+        if (!d->queued) {
+            snprintf(text, sizeof text,
+                     "times of %s are a guess; zctl calibrate measures this machine", d->name);
+            say(arg, text);
+        }
+        return;
+    }
+    if (d->measured_ranks != ranks_on_host && ranks_on_host > 0) {
+        snprintf(text, sizeof text,
+                 "times: %s was measured with %d at once, %d are on a host here; zctl calibrate "
+                 "--workers %d measures that",
+                 d->name, d->measured_ranks, ranks_on_host, ranks_on_host);
+        say(arg, text);
+    }
+    if (most_message <= 0) return;
+    if (d->measured_comm_max == 0) {
+        snprintf(text, sizeof text,
+                 "times of collectives: links of %s were not measured; zctl calibrate --comm does",
+                 d->name);
+        say(arg, text);
+    } else if (least_message < d->measured_comm_min || most_message > d->measured_comm_max)
+        say(arg, outside_range(d, least_message, most_message, text, sizeof text));
+}

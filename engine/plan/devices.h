@@ -29,6 +29,12 @@ const struct zt_cost_device *zt_devices_at(const struct zt_devices *t, int i);
 int zt_device_find(const struct zt_devices *t, const char *name, const struct zt_cost_device **out,
                    struct zt_error *err);
 
+/* What a reader must know of times that were made with d for ranks_on_host ranks beside each other: a guess,
+ * measured with another number of them, messages that nobody measured. One sentence a call. Messages are bytes
+ * of the smallest and the largest collective, 0: there is none. */
+void zt_device_caveats(const struct zt_cost_device *d, int ranks_on_host, int64_t least_message,
+                       int64_t most_message, void (*say)(void *arg, const char *sentence), void *arg);
+
 /* Lower-case letters, digits, '.', '_' and '-', at most 31. */
 bool zt_device_name_valid(const char *name);
 

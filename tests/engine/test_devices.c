@@ -209,6 +209,37 @@ Test(devices, the_frame_of_a_file_is_checked) {
     cr_assert(strstr(err.msg, "devices[1] (mine)"), "%s", err.msg);
 }
 
+/* ---- what to know of the times ---- */
+
+static char said[1024];
+static void keep(void *arg, const char *sentence) {
+    size_t n = strlen(said);
+    (void)arg;
+    snprintf(said + n, sizeof said - n, "%s\n", sentence);
+}
+static const char *caveats(const struct zt_cost_device *d, int ranks, int64_t least, int64_t most) {
+    said[0] = '\0';
+    zt_device_caveats(d, ranks, least, most, keep, NULL);
+    return said;
+}
+
+/* The entry was measured with 2 ranks, messages of 4 KiB to 64 KiB. */
+Test(devices, times_outside_of_what_was_measured_are_told) {
+    cr_assert_eq(with("", ""), 0, "%s", err.msg);
+    struct zt_cost_device d = *get("mine");
+    cr_assert_str_eq(caveats(&d, 2, 4096, 65536), "");
+    cr_assert_str_eq(caveats(&d, 2, 0, 0), "");
+    cr_assert(strstr(caveats(&d, 2, 4096, 65537), "measured from 4.00 KiB to 64.00 KiB"), "%s",
+              said);
+    cr_assert(strstr(caveats(&d, 2, 4095, 65536), "measured from 4.00 KiB"), "%s", said);
+    cr_assert(strstr(caveats(&d, 4, 4096, 65536), "measured with 2 at once, 4 are"), "%s", said);
+    d.measured_comm_min = d.measured_comm_max = 0;
+    cr_assert(strstr(caveats(&d, 2, 4096, 65536), "not measured"), "%s", said);
+    cr_assert_str_eq(caveats(&d, 2, 0, 0), "");
+    cr_assert(strstr(caveats(get("cpu"), 1, 0, 0), "a guess"), "%s", said);
+    cr_assert_str_eq(caveats(get("h200"), 8, 1, 1), "");
+}
+
 /* ---- files ---- */
 
 static char folder[64], path[128];
