@@ -13,6 +13,7 @@ int zt_cmd_run(const struct zt_options *o);
 int zt_cmd_probe(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
+int zt_cmd_plan(const struct zt_options *o);
 int zt_cmd_convert(const struct zt_options *o);
 int zt_cmd_explain(const struct zt_options *o);
 int zt_cmd_dtypes(const struct zt_options *o);
@@ -42,6 +43,8 @@ const char *zt_state_line(const Zt__RunDetail *d, char *buf, size_t n);
 /* ---- explain.c, explain_mode.c, explain_run.c ---- */
 int zt_explain_mode(const struct zt_options *o); /* o->subject: a mode's name here or elsewhere, or "modes" */
 int zt_explain_run(const struct zt_options *o);  /* o->subject: a run */
+/* What stands under EXPOSED for one collective: a time, "covered" or "control". */
+const char *zt_exposed_word(bool control, double seconds, char *buf, size_t n);
 
 /* ---- submit.c: run files ---- */
 struct zt_run_file {

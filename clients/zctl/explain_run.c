@@ -205,6 +205,10 @@ static json_t *explained(const struct zt_options *o, const Zt__Trace *t, const s
 
 /* ---------------------------------------------------------------------------------- tables */
 
+const char *zt_exposed_word(bool control, double seconds, char *buf, size_t n) {
+    return control ? "control" : seconds > 0 ? zt_format_seconds(seconds, buf, n) : "covered";
+}
+
 /* Rows for people: what is neither measured nor owed is a word instead of a dash. */
 static json_t *for_people(const json_t *rows, uint32_t rank) {
     json_t *out = json_array(), *row;
@@ -216,8 +220,7 @@ static json_t *for_people(const json_t *rows, uint32_t rank) {
             continue;
         json_t *r = json_copy(row);
         double v = json_number_value(exposed);
-        put(r, "exposed", json_string(json_is_true(json_object_get(row, "control")) ? "control"
-                                      : v > 0 ? zt_format_seconds(v, text, sizeof text) : "covered"));
+        put(r, "exposed", json_string(zt_exposed_word(json_is_true(json_object_get(row, "control")), v, text, sizeof text)));
         json_array_append_new(out, r);
     }
     return out;

@@ -26,6 +26,11 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                          "Check a run file without a coordinator; problems are shown as "
                          "FILE:LINE:COLUMN: KEY: REASON.",
                          "zctl validate run.yaml --workers 8"},
+    [ZT_CMD_PLAN] = {"plan", "FILE", true,
+                     "What a run will need and how long a step takes, before anything runs: memory of each rank to the "
+                     "byte, the other modes beside it, traffic, and estimated times. For this machine, the workers "
+                     "that are connected, or a device of the table. Exit code 7 when it does not fit.",
+                     "zctl plan run.yaml --device h200 --nodes 2 --gpus-per-node 8"},
     [ZT_CMD_CONVERT] = {"convert", "FILE", true,
                         "Turn a DeepSpeed configuration into a run file and say of every key what became of it. "
                         "Nothing is written when a key asks for what this version does not do; what the file does "
@@ -81,13 +86,14 @@ enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS,
+    OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE) | ON(PLAN), OPT_WORKERS,
      "Number of workers; the degrees left out fill them. calibrate: so many compute at once; default 1."},
-    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN), OPT_SET,
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN) | ON(PLAN), OPT_SET,
      "Override a key of the run file; may be given again."},
     {"--name", 0, "NAME", ON(RUN) | ON(PROBE) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
@@ -95,16 +101,27 @@ static const struct zt_option rows[] = {
     {"--force", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_FORCE,
      "Although the plan fits no connected worker (exit code 7 without it)."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
+    {"--capacity-gib", 0, "X", ON(PLAN), OPT_CAPACITY,
+     "Memory of the allocator of each rank; default: what a connected worker offers, else the device's."},
+    {"--nodes", 0, "N", ON(PLAN), OPT_NODES, "Hosts; with --gpus-per-node instead of --workers."},
+    {"--gpus-per-node", 0, "M", ON(PLAN), OPT_GPUS, "Ranks on each host; default: as the device is usually built in."},
+    {"--sweep", 0, "KEY=A,B,C", ON(PLAN), OPT_SWEEP,
+     "A row for each value of a key of the run file; given again, for each combination (at most 64)."},
+    {"--schedule", 0, NULL, ON(PLAN), OPT_SCHEDULE, "The collectives of one step, in order and with the reason of each."},
+    {"--units", 0, NULL, ON(PLAN), OPT_UNITS, "The units: size, padding, groups, resharding, prefetch."},
+    {"--trace", 0, "FILE", ON(PLAN), OPT_TRACE, "Write the step for trace viewers (Chrome, Perfetto)."},
+    {"--straggler", 0, "F", ON(PLAN), OPT_STRAGGLER, "Times when one rank computes F times slower (above 1)."},
     {"--steps", 0, "N", ON(PROBE), OPT_STEPS, "Whole steps to run; default 3, and with fewer nothing is called a fit."},
     {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
     {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
-    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN), OPT_RANK,
-     "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest."},
+    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN) | ON(PLAN), OPT_RANK,
+     "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest. "
+     "plan: the place of these ranks in the mesh."},
     {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
      "Steps A to B; either may be left out. explain: one step; default is the newest that is held."},
     {"--unit", 0, "NAME", ON(EXPLAIN), OPT_UNIT, "Of a run: only the collectives of this unit, e.g. block3."},
-    {"--curve", 0, NULL, ON(MEMORY), OPT_CURVE, "One steady step as planned: allocated bytes by phase and unit."},
+    {"--curve", 0, NULL, ON(MEMORY) | ON(PLAN), OPT_CURVE, "One steady step as planned: allocated bytes by phase and unit."},
     {"--every", 0, "N", ON(METRICS), OPT_EVERY, "Only every Nth step."},
     {"--attempt", 0, "G", ON(LOGS), OPT_ATTEMPT, "Of generation G; default: the newest."},
     {"--tail", 0, "N", ON(LOGS) | ON(METRICS), OPT_TAIL, "Only the last N lines."},
@@ -116,9 +133,9 @@ static const struct zt_option rows[] = {
     {"--replicate", 0, "N", ON(EXPLAIN), OPT_REPLICATE, "Of a mode: figures for so many replicas; default 1, hsdp 2."},
     {"--recipe", 0, "NAME", ON(EXPLAIN) | ON(ESTIMATE), OPT_RECIPE,
      "Of a mode: figures of this precision recipe only. estimate: default mixed16."},
-    {"--svg", 0, "FILE", ON(ESTIMATE), OPT_SVG, "Draw a chart (needs the package gnuplot-nox)."},
+    {"--svg", 0, "FILE", ON(ESTIMATE) | ON(PLAN), OPT_SVG, "Draw a chart (needs the package gnuplot-nox)."},
     {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
-    {"--device", 0, "NAME", ON(CALIBRATE), OPT_DEVICE, "Name of the entry to write; default cpu, in place of the guess."},
+    {"--device", 0, "NAME", ON(CALIBRATE) | ON(PLAN), OPT_DEVICE, "plan: what to plan for; default: what the run file asks for. calibrate: the entry to write; default cpu."},
     {"--comm", 0, NULL, ON(CALIBRATE), OPT_COMM,
      "Collectives too: between --workers (two at least), within a host and across two host names on loopback."},
     {"--duration", 0, "S", ON(CALIBRATE), OPT_DURATION, "Measure for about S seconds; default 30, below 5 only small shapes."},
@@ -293,6 +310,21 @@ static int add_set(const char *value, struct zt_options *o, struct zt_error *err
     return 0;
 }
 
+static int add_sweep(const char *value, struct zt_options *o, struct zt_error *err) {
+    const char *is = strchr(value, '=');
+    if (!is || is == value || !is[1])
+        return bad_value(err, "--sweep", value, "KEY=A,B,C, e.g. training.local_batch_size=1,2,4");
+    if (o->n_sweep == ZT_MAX_SWEEPS)
+        return zt_fail(err, ZT_EINVAL, "--sweep: at most %d keys", ZT_MAX_SWEEPS);
+    o->sweep[o->n_sweep++] = value;
+    return 0;
+}
+
+static int slowdown(const char *option, const char *value, double *out, struct zt_error *err) {
+    bool good = seconds(option, value, 1000, out, err) == 0 && *out > 1;
+    return good ? 0 : bad_value(err, option, value, "a number above 1, at most 1000");
+}
+
 /* Stores one option; v is "" for those without an argument. */
 static int store(const struct zt_option *r, const char *v, struct zt_options *o, struct zt_error *err) {
     switch (r->id) {
@@ -316,6 +348,14 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_RANK: return ranks(v, o, err);
     case OPT_STEP: return steps(v, o, err);
     case OPT_UNIT: o->unit = v; return 0;
+    case OPT_CAPACITY: return seconds(r->name, v, 1e6, &o->capacity_gib, err);
+    case OPT_NODES: return count(r->name, v, 65536, &o->nodes, err);
+    case OPT_GPUS: return count(r->name, v, 65536, &o->gpus_per_node, err);
+    case OPT_SWEEP: return add_sweep(v, o, err);
+    case OPT_SCHEDULE: o->schedule = true; return 0;
+    case OPT_UNITS: o->units = true; return 0;
+    case OPT_TRACE: o->trace = v; return 0;
+    case OPT_STRAGGLER: return slowdown(r->name, v, &o->straggler, err);
     case OPT_EVERY: return whole(r->name, v, 1, INT64_MAX / 2, &o->every, err);
     case OPT_ATTEMPT: return count(r->name, v, 1 << 30, &o->attempt, err);
     case OPT_TAIL: return count(r->name, v, 1 << 30, &o->tail, err);
@@ -465,6 +505,8 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
         else if (extra++ == 0)
             extra_word = a;
     }
+    if (o->command == ZT_CMD_PLAN && !o->subject)
+        o->help = true;
     if (rc == 0)
         rc = check_used(o, used, err);
     return rc ? rc : check_subject(o, extra, extra_word, err);
@@ -525,7 +567,7 @@ void zt_help(FILE *out) {
     fputs("\nRUN is a run's id, the start of one, its name (the newest of that name) or @latest.\n"
           "exit codes: 0 done, 1 the run failed, 2 wrong use or run file, 3 not found, 4 not allowed,\n"
           "5 conflict, 6 no coordinator, 8 versions, 9 cancelled, 10 other, 124 timeout, 130 Ctrl-C\n"
-          "(7 is kept for plans that do not fit; nothing returns it in this version)\n",
+          "(7: the plan does not fit)\n",
           out);
 }
 

@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 enum zt_command {
-    ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
+    ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_PLAN, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
     ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
@@ -27,6 +27,7 @@ enum zt_estimate_option {
 
 #define ZT_MAX_SETS 64
 #define ZT_MAX_RANKS 256
+#define ZT_MAX_SWEEPS 6
 
 struct zt_options {
     enum zt_command command;
@@ -49,6 +50,14 @@ struct zt_options {
     const char *file, *recipe;    /* NULL: not given */
     int shard, replicate;         /* 0 = not given */
     const char *unit;             /* NULL: not given */
+    /* plan */
+    double capacity_gib;          /* 0 = not given, as all below */
+    int nodes, gpus_per_node;
+    double straggler;
+    const char *sweep[ZT_MAX_SWEEPS]; /* KEY=A,B,C */
+    int n_sweep;
+    bool schedule, units;
+    const char *trace;            /* a file to write; NULL: not given */
     /* run */
     double memory_gib;            /* 0 = not given */
     int64_t steps;                /* probe; 0 = not given */

@@ -441,6 +441,10 @@ int zt_plan_mode(const struct zt_spec *spec, enum zt_mode mode, struct zt_spec *
                  struct zt_error *err) {
     struct zt_mesh m = zt_spec_mesh(spec);
     int dp = zt_mesh_dp(m), replicate = mode == ZT_DDP ? dp : m.shard > 1 ? m.replicate : 1;
+    const struct zt_recipe *r = zt_recipe_find(spec->precision.recipe);
+    if (r && r->gathered != r->param && zt_policy(mode)->gather != ZT_GATHER_BEFORE_USE)
+        return zt_fail(err, ZT_EINVAL, "recipe %s gathers cut parameters in %s; %s gathers none",
+                       r->name, zt_dtype_name(r->gathered), zt_mode_name(mode));
     *out = *spec;
     out->parallelism.mode = mode;
     out->parallelism.mode_given = true;

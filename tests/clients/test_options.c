@@ -24,7 +24,8 @@ static const char *sample(const char *arg) {
         {"PRESET", "gpt2-124m"}, {"PROGRAM", "deepspeed"}, {"TYPE", "fp32"}, {"B", "25e9"}, {"KIND", "all_reduce"},
         {"N", "3"}, {"S", "1.5"}, {"X", "0.5"}, {"G", "2"}, {"KEY=VALUE", "training.steps=5"},
         {"NAME", "n"}, {"all|R,R", "0,3"}, {"A:B", "2:9"}, {"HOST:PORT", "127.0.0.1:1"},
-        {"FILE", "/f"}, {"DIR", "/d"}, {"FORMAT", "jsonl"}, {"WHEN", "never"}};
+        {"FILE", "/f"}, {"DIR", "/d"}, {"FORMAT", "jsonl"}, {"WHEN", "never"}, {"M", "8"},
+        {"F", "1.5"}, {"KEY=A,B,C", "training.steps=1,2"}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         if (strcmp(row[i].arg, arg) == 0)
             return row[i].value;
