@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include "clients/zctl/plan_charts.h"
 #include "clients/zctl/planning.h"
+#include "engine/plan/devices.h"
 
 /* With a straggler: the same without it. */
 static int make_even(struct zt_planning *p, struct zt_error *err) {
@@ -18,10 +19,27 @@ static int make_even(struct zt_planning *p, struct zt_error *err) {
     return rc;
 }
 
+static void say(void *list, const char *sentence) { zt_planning_say(list, "%s", sentence); }
+
+/* What the device's figures are worth for this plan. */
+static void say_caveats(struct zt_planning *p) {
+    int64_t least = 0, most = 0;
+    for (int64_t i = 0; i < p->plan->n_collectives; i++) {
+        const struct zt_coll_record *r = &p->plan->collectives[i];
+        if (r->control || r->sent_bytes == 0)
+            continue;
+        least = least == 0 || r->bytes < least ? r->bytes : least;
+        most = r->bytes > most ? r->bytes : most;
+    }
+    zt_device_caveats(p->device, p->ranks_per_host, least, most, say, p->assumed);
+}
+
 static int make(struct zt_planning *p, struct zt_error *err) {
     struct zt_plan_config c = p->config;
     c.details = true;
     int rc = zt_plan_make(&c, &p->plan, err);
+    if (rc == 0)
+        say_caveats(p);
     rc = rc ? rc : make_even(p, err);
     rc = rc ? rc : zt_planning_modes(p, err);
     return rc == 0 && p->o->n_sweep > 0 ? zt_planning_sweep(p, err) : rc;
