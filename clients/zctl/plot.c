@@ -305,8 +305,8 @@ static void area_script(FILE *f, const struct zt_plot_area *a, struct scale s) {
     for (int i = 0; i < a->n_marks; i++) {
         const struct zt_plot_mark *m = &a->marks[i];
         bool late = m->x - a->x[0] > 0.85 * (a->x[a->n - 1] - a->x[0]);
-        fprintf(f, "set arrow from first %.17g, graph 0 to first %.17g, graph 1 nohead front dt 3 lc rgb '#555555'\n"
-                   "set label ", m->x, m->x);
+        fprintf(f, "set arrow from first %.17g, graph 0 to first %.17g, graph %.2f nohead front dt 3 lc rgb '#555555'\n"
+                   "set label ", m->x, m->x, 1 - 0.05 * m->row);
         quote(f, m->label ? m->label : "", false);
         fprintf(f, " at first %.17g, graph %.2f %s front font ',11' tc rgb '#555555'\n", m->x, 0.98 - 0.05 * m->row,
                 late ? "right offset -0.4,0" : "left offset 0.4,0");
