@@ -220,6 +220,23 @@ static json_t *batch(const struct zt_planning *p) {
     return o;
 }
 
+static void add_sentence(void *list, const char *sentence) { json_array_append_new(list, zt_json_text(sentence)); }
+
+/* What the times rest on that may be far from here. */
+static json_t *caveats(const struct zt_planning *p) {
+    int64_t least = 0, most = 0;
+    json_t *list = json_array();
+    for (int64_t i = 0; i < p->plan->n_collectives; i++) {
+        const struct zt_coll_record *r = &p->plan->collectives[i];
+        if (r->control)
+            continue;
+        least = least == 0 || r->bytes < least ? r->bytes : least;
+        most = r->bytes > most ? r->bytes : most;
+    }
+    zt_device_caveats(p->device, p->ranks_per_host, least, most, add_sentence, list);
+    return list;
+}
+
 static json_t *chosen(const struct zt_planning *p) {
     const struct zt_plan *k = p->plan;
     double mfu = zt_plan_mfu(p);
@@ -241,6 +258,7 @@ static json_t *chosen(const struct zt_planning *p) {
     put(o, "exposed_by", by);
     put(o, "mfu_estimate", zt_json_real(mfu > 0, mfu));
     put(o, "mfu_formula", json_string(ZT_MFU_FORMULA));
+    put(o, "caveats", caveats(p));
     put(o, "straggler", zt_json_real(p->o->straggler > 1, p->o->straggler));
     put(o, "step_seconds_without_straggler_estimate", zt_json_real(p->even_seconds > 0, p->even_seconds));
     put(o, "units", zt_plan_rows_units(k));

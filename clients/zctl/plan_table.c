@@ -268,24 +268,7 @@ static void say_mfu(FILE *out, const struct zt_planning *p) {
         fprintf(out, "          no MFU: %s has no peak in %s to compare with\n", p->device->name, zt_dtype_name(type));
 }
 
-/* Links were measured with messages of some sizes; what lies outside is guessed further. */
-static void say_range(FILE *out, const struct zt_planning *p) {
-    const struct zt_plan *k = p->plan;
-    int64_t outside = 0, n = 0;
-    char a[32], b[32];
-    if (p->device->measured_comm_max <= 0)
-        return;
-    for (int64_t i = 0; i < k->n_collectives; i++) {
-        const struct zt_coll_record *r = &k->collectives[i];
-        n += !r->control;
-        outside += !r->control && (r->bytes < p->device->measured_comm_min || r->bytes > p->device->measured_comm_max);
-    }
-    if (outside > 0)
-        fprintf(out, "          %lld of %lld collectives are outside of the %s to %s that were measured\n", (long long)outside,
-                (long long)n, bytes(p->device->measured_comm_min, a), bytes(p->device->measured_comm_max, b));
-}
-
-static void print_times(FILE *out, const struct zt_planning *p) {
+static void print_times(FILE *out, const struct zt_planning *p, const json_t *caveats) {
     const struct zt_plan *k = p->plan;
     double rest = k->step_seconds - k->forward_seconds - k->backward_seconds - k->optimizer_seconds;
     char a[32], b[32], c[32], d[32], e[32];
@@ -299,7 +282,6 @@ static void print_times(FILE *out, const struct zt_planning *p) {
     for (int i = 0; i < k->exposed.n_by; i++)
         fprintf(out, "%s%s/%s %s%s", i % 3 ? ", " : "          ", k->exposed.by[i].group, k->exposed.by[i].kind,
                 secs(k->exposed.by[i].seconds, a), i % 3 == 2 || i + 1 == k->exposed.n_by ? "\n" : "");
-    say_range(out, p);
     if (p->o->straggler > 1)
         fprintf(out, "straggler one rank computes %g times slower: a step takes %s instead of %s\n", p->o->straggler,
                 secs(k->step_seconds, a), secs(p->even_seconds, b));
@@ -308,6 +290,7 @@ static void print_times(FILE *out, const struct zt_planning *p) {
     fprintf(out, "speed     %s tokens/s on all ranks, %s on each\n", count(llround(k->tokens_per_second), a),
             each < 100 ? b : count(llround(each), c));
     say_mfu(out, p);
+    say_list(out, "note", caveats);
 }
 
 /* ---------------------------------------------------------------------------------- sweep */
@@ -361,7 +344,7 @@ int zt_planning_print(FILE *out, struct zt_planning *p, const json_t *doc, struc
     }
     rc = rc ? rc : print_traffic(out, chosen, err);
     if (rc == 0)
-        print_times(out, p);
+        print_times(out, p, json_object_get(chosen, "caveats"));
     if (rc == 0 && p->o->schedule)
         rc = print_schedule(out, p->plan, chosen, err);
     if (rc == 0 && p->o->curve) {

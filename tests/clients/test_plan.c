@@ -361,6 +361,7 @@ Test(plan, mfu_needs_a_peak) {
     json_decref(j);
     j = plan(0, EXAMPLES "/fsdp.yaml --device cpu");
     cr_assert(json_is_null(get(j, "chosen.mfu_estimate")));
+    cr_assert(strstr(json_string_value(json_array_get(get(j, "chosen.caveats"), 0)), "guess"), "the built-in cpu is one");
     json_decref(j);
 }
 
