@@ -94,6 +94,13 @@ Test(calibrate, links_within_and_across_hosts) {
     }
     cr_assert(n[0] >= 9 && n[1] >= 9 && n[0] % 3 == 0 && n[1] % 3 == 0);
     json_decref(entry);
+    /* a plan now uses it, and says what of its messages nobody measured: gradients of 50 MB */
+    char run[512];
+    snprintf(run, sizeof run, "%s", cluster_run_file(&c, "run", 2, 2, ""));
+    o = zctl(&c, 60, "plan %s --workers 2 --set model.dim=1024", run);
+    cr_assert(o.code == 0 && !strstr(o.out, "are a guess"), "%d %s %s", o.code, o.out, o.err);
+    cr_assert(strstr(o.out, "cpu was measured from 4.00 KiB to"), "%s", o.out);
+    output_free(&o);
 }
 
 Test(calibrate, what_it_cannot_do_is_refused_before_measuring) {
