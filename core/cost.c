@@ -278,10 +278,9 @@ int zt_cost_fit_link(const struct zt_cost_transfer *s, int n, struct zt_cost_lin
         x[i] = s[i].rounds / s[i].seconds;
         y[i] = s[i].sent / s[i].seconds;
     }
-    if (!solve(x, y, n, &a, &b) || b <= 0)
-        return zt_fail(err, ZT_EINVAL,
-                       "a link's alpha and bandwidth want two different sizes whose times grow");
-    if (a < 0) {
+    if (!solve(x, y, n, &a, &b))
+        return zt_fail(err, ZT_EINVAL, "a link's alpha and bandwidth want two different sizes");
+    if (a < 0 || b <= 0) { /* these times do not tell the two apart: a bandwidth over all */
         a = 0;
         b = solve_one(y, n);
     }

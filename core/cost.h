@@ -100,7 +100,8 @@ struct zt_cost_sample { double flops, side, seconds; };
 int zt_cost_fit_rate(const struct zt_cost_sample *s, int n, double *rate, double *half_side,
                      double *error, struct zt_error *err);
 struct zt_cost_transfer { double rounds, sent, seconds; };
-/* seconds = rounds x alpha + sent / B. An alpha below 0 is no cost: then it is 0 and B alone is fitted. */
+/* seconds = rounds x alpha + sent / B. An alpha below 0 is no cost, and times that shrink with the size (a
+ * busy machine) tell none: then alpha is 0 and B alone is fitted. */
 int zt_cost_fit_link(const struct zt_cost_transfer *s, int n, struct zt_cost_link *link, double *error,
                      struct zt_error *err);
 
