@@ -14,6 +14,7 @@ int zt_cmd_probe(const struct zt_options *o);
 int zt_cmd_submit(const struct zt_options *o);
 int zt_cmd_validate(const struct zt_options *o);
 int zt_cmd_plan(const struct zt_options *o);
+int zt_cmd_advise(const struct zt_options *o);
 int zt_cmd_convert(const struct zt_options *o);
 int zt_cmd_explain(const struct zt_options *o);
 int zt_cmd_dtypes(const struct zt_options *o);

@@ -29,6 +29,7 @@ static int dispatch(const struct zt_options *o) {
     case ZT_CMD_SUBMIT: return zt_cmd_submit(o);
     case ZT_CMD_VALIDATE: return zt_cmd_validate(o);
     case ZT_CMD_PLAN: return zt_cmd_plan(o);
+    case ZT_CMD_ADVISE: return zt_cmd_advise(o);
     case ZT_CMD_CONVERT: return zt_cmd_convert(o);
     case ZT_CMD_EXPLAIN: return zt_cmd_explain(o);
     case ZT_CMD_DTYPES: return zt_cmd_dtypes(o);

@@ -31,6 +31,11 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                      "byte, the other modes beside it, traffic, and estimated times. For this machine, the workers "
                      "that are connected, or a device of the table. Exit code 7 when it does not fit.",
                      "zctl plan run.yaml --device h200 --nodes 2 --gpus-per-node 8"},
+    [ZT_CMD_ADVISE] = {"advise", "FILE|RUN", true,
+                       "Which changes of a run file make it fit, each planned, the cheapest first; or, where there is room, "
+                       "what would make it faster. With a RUN: of a run that ran out of memory, for the memory that it had. "
+                       "Exit code 7 when nothing fits.",
+                       "zctl advise run.yaml --device a100-80 --nodes 2 --gpus-per-node 8"},
     [ZT_CMD_CONVERT] = {"convert", "FILE", true,
                         "Turn a DeepSpeed configuration into a run file and say of every key what became of it. "
                         "Nothing is written when a key asks for what this version does not do; what the file does "
@@ -87,13 +92,13 @@ enum {
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
     OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS,
-    OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE
+    OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE, OPT_BUDGET, OPT_SELECT
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE) | ON(PLAN), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE) | ON(PLAN) | ON(ADVISE), OPT_WORKERS,
      "Number of workers; the degrees left out fill them. calibrate: so many compute at once; default 1."},
-    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN) | ON(PLAN), OPT_SET,
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN) | ON(PLAN) | ON(ADVISE), OPT_SET,
      "Override a key of the run file; may be given again."},
     {"--name", 0, "NAME", ON(RUN) | ON(PROBE) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
@@ -101,10 +106,12 @@ static const struct zt_option rows[] = {
     {"--force", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_FORCE,
      "Although the plan fits no connected worker (exit code 7 without it)."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
-    {"--capacity-gib", 0, "X", ON(PLAN), OPT_CAPACITY,
+    {"--capacity-gib", 0, "X", ON(PLAN) | ON(ADVISE), OPT_CAPACITY,
      "Memory of the allocator of each rank; default: what a connected worker offers, else the device's."},
-    {"--nodes", 0, "N", ON(PLAN), OPT_NODES, "Hosts; with --gpus-per-node instead of --workers."},
-    {"--gpus-per-node", 0, "M", ON(PLAN), OPT_GPUS, "Ranks on each host; default: as the device is usually built in."},
+    {"--nodes", 0, "N", ON(PLAN) | ON(ADVISE), OPT_NODES, "Hosts; with --gpus-per-node instead of --workers."},
+    {"--gpus-per-node", 0, "M", ON(PLAN) | ON(ADVISE), OPT_GPUS, "Ranks on each host; default: as the device is usually built in."},
+    {"--budget-gib", 0, "X", ON(ADVISE), OPT_BUDGET, "What the peak may reach; default: 92 % of the capacity."},
+    {"--select", 0, NULL, ON(ADVISE), OPT_SELECT, "The table for choosing a mode, its premises computed for this run."},
     {"--sweep", 0, "KEY=A,B,C", ON(PLAN), OPT_SWEEP,
      "A row for each value of a key of the run file; given again, for each combination (at most 64)."},
     {"--schedule", 0, NULL, ON(PLAN), OPT_SCHEDULE, "The collectives of one step, in order and with the reason of each."},
@@ -135,7 +142,7 @@ static const struct zt_option rows[] = {
      "Of a mode: figures of this precision recipe only. estimate: default mixed16."},
     {"--svg", 0, "FILE", ON(ESTIMATE) | ON(PLAN), OPT_SVG, "Draw a chart (needs the package gnuplot-nox)."},
     {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
-    {"--device", 0, "NAME", ON(CALIBRATE) | ON(PLAN), OPT_DEVICE, "plan: what to plan for; default: what the run file asks for. calibrate: the entry to write; default cpu."},
+    {"--device", 0, "NAME", ON(CALIBRATE) | ON(PLAN) | ON(ADVISE), OPT_DEVICE, "plan, advise: what to plan for; default: what the run file asks for. calibrate: the entry to write; default cpu."},
     {"--comm", 0, NULL, ON(CALIBRATE), OPT_COMM,
      "Collectives too: between --workers (two at least), within a host and across two host names on loopback."},
     {"--duration", 0, "S", ON(CALIBRATE), OPT_DURATION, "Measure for about S seconds; default 30, below 5 only small shapes."},
@@ -367,6 +374,8 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_RECIPE: o->recipe = v; return 0;
     case OPT_SVG: o->svg = v; return 0;
     case OPT_FILE: o->file = v; return 0;
+    case OPT_BUDGET: return seconds(r->name, v, 1e6, &o->budget_gib, err);
+    case OPT_SELECT: o->select = true; return 0;
     case OPT_DEVICE: o->device = v; return 0;
     case OPT_COMM: o->comm = true; return 0;
     case OPT_DURATION: return seconds(r->name, v, 3600, &o->seconds, err);
@@ -567,7 +576,7 @@ void zt_help(FILE *out) {
     fputs("\nRUN is a run's id, the start of one, its name (the newest of that name) or @latest.\n"
           "exit codes: 0 done, 1 the run failed, 2 wrong use or run file, 3 not found, 4 not allowed,\n"
           "5 conflict, 6 no coordinator, 8 versions, 9 cancelled, 10 other, 124 timeout, 130 Ctrl-C\n"
-          "(7: the plan does not fit)\n",
+          "(7: the plan does not fit; advise: nothing does)\n",
           out);
 }
 

@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 enum zt_command {
-    ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_PLAN, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
+    ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_PLAN, ZT_CMD_ADVISE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
     ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
@@ -77,6 +77,8 @@ struct zt_options {
     const char *estimate[ZT_EST_COUNT]; /* NULL: not given; "" where there is no value to give */
     const char *svg;              /* a chart to write; NULL: none */
     /* calibrate */
+    double budget_gib;            /* advise; 0 = not given */
+    bool select;                  /* advise: the table for choosing a mode */
     const char *device;           /* name of an entry of the table of devices; NULL: not given */
     bool comm;
     double seconds;               /* 0 = not given */

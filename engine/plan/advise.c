@@ -368,7 +368,6 @@ static int make_use(struct pool *p, bool speed, struct zt_advice *a, struct zt_e
     p->s->max_plans += KEPT_BACK / 2;
     if (!rc && speed)
         rc = tell(p, speeds_up, faster, a->speed, ZT_ADVISE_CHANGES / 2, &a->n_speed, err);
-    for (int i = 0; i < p->n; i++) p->at[i].ch.effect = ZT_EFFECT_DATA; /* not in what follows */
     if (!rc) rc = expand(p, -1, LESS_MEMORY, err);
     p->s->max_plans += KEPT_BACK - KEPT_BACK / 2;
     return rc ? rc : tell(p, reserves, before, &a->reserve, 1, &n, err);

@@ -273,25 +273,31 @@ static void batch_edits(struct move *m, const struct zt_spec *s, struct given g,
     edit(m, s, GLOBAL, g.global_batch, "%lld", LL(s->training.global_batch_size));
 }
 
-static void smaller_batches(struct moves *l) {
-    int64_t b = l->s->training.local_batch_size;
+/* Divisors of `of`, each at least twice the one before; at most 10, the last being `of`. */
+static int parts_of(int64_t of, int64_t parts[10]) {
     int n = 0;
-    for (int64_t parts = 2; parts <= b; parts++) {
-        if (b % parts != 0 || (n >= 3 && parts < b)) continue;
-        batch_edits(add(l, "fewer activations at a time, more micro-steps"), l->s, l->g, b / parts);
+    for (int64_t k = 2; k <= of && n < 10; k++) {
+        if (of % k != 0 || (n > 0 && k < 2 * parts[n - 1] && k != of)) continue;
+        parts[n] = n == 9 ? of : k;
         n++;
     }
+    return n;
+}
+
+static void smaller_batches(struct moves *l) {
+    int64_t b = l->s->training.local_batch_size, parts[10];
+    int n = parts_of(b, parts);
+    for (int i = 0; i < n; i++)
+        batch_edits(add(l, "fewer activations at a time, more micro-steps"), l->s, l->g,
+                    b / parts[i]);
 }
 
 static void larger_batches(struct moves *l) {
-    int64_t a = zt_spec_accumulation(l->s);
-    int n = 0;
-    for (int64_t times = 2; times <= a; times++) {
-        if (a % times != 0 || (n >= 3 && times < a)) continue;
+    int64_t parts[10];
+    int n = parts_of(zt_spec_accumulation(l->s), parts);
+    for (int i = 0; i < n; i++)
         batch_edits(add(l, "fewer micro-steps, more activations at a time"), l->s, l->g,
-                    l->s->training.local_batch_size * times);
-        n++;
-    }
+                    l->s->training.local_batch_size * parts[i]);
 }
 
 static void smaller_formats(struct moves *l) {

@@ -254,6 +254,7 @@ Test(advise, room_for_speed) {
     cr_assert_gt(a->reserve.n_edits, 0);
     cr_assert_leq((double)a->reserve.figures.peak_allocated_bytes,
                   0.9 * (double)a->base.peak_allocated_bytes);
+    cr_assert_eq(a->reserve.effect, ZT_EFFECT_NONE); /* a mode, though it was looked at for speed before */
     holds(PLAIN, 4, 0, budget, &a->reserve, true);
     zt_advice_free(a);
 }
