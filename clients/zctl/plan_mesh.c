@@ -52,8 +52,8 @@ static void grid(FILE *out, const struct zt_planning *p, struct zt_mesh m) {
         last = host;
         /* cells begin where those of the line above do */
         fprintf(out, "%*s", pad - column, "");
-        column = pad + fprintf(out, r + 1 < zt_mesh_world(m) && host_of(p, r + 1, &name) == host && pad + 2 * width + 3 <= LINE ? "%-*s" : "%.*s",
-                               width, coords(m, r, text, sizeof text));
+        bool more = r + 1 < zt_mesh_world(m) && host_of(p, r + 1, &name) == host && pad + 2 * width + 3 <= LINE;
+        column = pad + fprintf(out, more ? "%-*s" : "%.*s", width, coords(m, r, text, sizeof text));
     }
     fputc('\n', out);
 }
@@ -78,7 +78,8 @@ static void folded(FILE *out, const struct zt_planning *p, struct zt_mesh m) {
 }
 
 /* Of the first group along an axis: how many hosts it spans. */
-static void say_group(FILE *out, const struct zt_planning *p, struct zt_mesh m, enum zt_axis axis, const char *name) {
+static void say_group(FILE *out, const struct zt_planning *p, struct zt_mesh m, enum zt_axis axis,
+                      const char *name) {
     int *ranks = calloc((size_t)zt_mesh_world(m), sizeof *ranks), hosts = 0, last = -1;
     const char *ignored;
     int n = ranks ? zt_mesh_group(m, axis, 0, ranks) : 0;

@@ -190,7 +190,8 @@ static int print_modes(FILE *out, const struct zt_planning *p, struct zt_error *
     json_t *rows = json_array();
     for (int i = 0; i < p->n_modes; i++)
         json_array_append_new(rows, mode_row(&p->mode[i], u));
-    fprintf(out, "\nthe same run in other modes on the same ranks: memory (%s) and sent bytes exact, times estimated (~)\n", u.name);
+    fprintf(out, "\nthe same run in other modes on the same ranks: memory (%s) and sent bytes exact, times estimated (~)\n",
+            u.name);
     int rc = zt_print_table(out, rows, columns, err);
     json_decref(rows);
     fprintf(out, "%s", p->first >= 0 ? "first that fits: " : "");
@@ -248,7 +249,8 @@ static int print_schedule(FILE *out, const struct zt_plan *k, const json_t *chos
         largest = k->collectives[c].bytes > largest ? k->collectives[c].bytes : largest;
     struct zt_plan_unit_of u = zt_plan_unit_of(largest);
     json_array_foreach(json_object_get(chosen, "schedule"), i, row) json_array_append_new(rows, schedule_row(row, u));
-    fprintf(out, "\nthe collectives of one steady step, in order: bytes exact (%s), times since its start estimated (~)\n", u.name);
+    fprintf(out, "\nthe collectives of one steady step, in order: bytes exact (%s), times since its start estimated (~)\n",
+            u.name);
     int rc = json_array_size(rows) > 0 ? zt_print_table(out, rows, columns, err) : 0;
     if (json_array_size(rows) == 0)
         fputs("none: one rank\n", out);
