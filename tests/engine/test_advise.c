@@ -42,6 +42,11 @@ static struct zt_spec *spec_of(const char *yaml, int ranks) {
     return s;
 }
 
+static void done(struct zt_spec *s) {
+    zt_spec_free(s);
+    free(s);
+}
+
 /* Of a run file with "--set A=B --set C=D", as zctl would take it; capacity 0: as much as it needs.
  */
 static struct zt_plan *planned(const char *yaml, const char *sets, int ranks, int per_host,
@@ -196,7 +201,10 @@ Test(advise, what_a_change_does_to_the_result) {
         cr_assert_eq(parse(rows[i].yaml, rows[i].set, rows[i].set[1] ? 2 : 1, 4, after, &e), 0,
                      "%s", e.msg);
         cr_assert_eq(advise_effect(before, after), rows[i].effect, "%s", rows[i].set[0]);
+        done(before);
+        zt_spec_free(after);
     }
+    free(after);
 }
 
 /* Where the mode alone is not enough, and the micro-batch alone is not: both. */
@@ -233,6 +241,7 @@ Test(advise, nothing_fits) {
     cr_assert_eq(zt_advise_first(&c, text, sizeof text, &e), ZT_ENOTFOUND);
     cr_assert(strstr(e.msg, "none fits"), "%s", e.msg);
     zt_advice_free(a);
+    done(s);
 }
 
 /* With room: the cuts that were not needed are given back, and the cheapest way to need a tenth
@@ -297,6 +306,7 @@ Test(advise, first_change_of_a_submit) {
     cr_assert_lt(peak_of(PLAIN, sets, 4), ddp);
     cr_assert_eq(zt_advise_first(&c, text, 8, &e), 0);
     cr_assert_eq(strlen(text), 7);
+    done(s);
 }
 
 /* ---- the table for choosing a mode ---- */
@@ -349,6 +359,7 @@ Test(advise, selection_by_budgets_between_the_modes) {
     sel = select_for(yaml, 4, 0, b.parameters + b.gradients + b.optimizer + 2 * MIB);
     cr_assert(!sel.row[ZT_SELECT_OFFLOAD].holds && sel.row[ZT_SELECT_LAYER].holds);
     zt_model_table_free(&t);
+    done(s);
 }
 
 /* Two hosts of 8 with a link of a hundredth between them: replicas over hosts, where that fits;
@@ -405,6 +416,7 @@ Test(advise, plans_are_bounded_and_the_answer_is_the_same) {
     c.max_plans = 1;
     c.plan.capacity_bytes = INT64_C(1) << 30;
     cr_assert_eq(zt_advise_make(&c, &a, &e), ZT_EBUSY);
+    done(s);
 }
 
 Test(advise, bad_input) {
@@ -436,4 +448,5 @@ Test(advise, bad_input) {
     cr_assert_eq(zt_advise_make(&good, &a, &e), rc);
     cr_assert_str_eq(e.msg, plain.msg);
     zt_advice_free(NULL);
+    done(s);
 }
