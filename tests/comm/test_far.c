@@ -209,6 +209,7 @@ static int own_port(void) {
     if (d) closedir(d);
     return port;
 }
+#define AMID_ROUNDS 12
 /* Rank 3 is none: it comes to every door all the time, with bytes of any kind or none. */
 static int noise(struct rank *r) {
     enum { CROWD = 100 };
@@ -216,6 +217,7 @@ static int noise(struct rank *r) {
     uint64_t n = 0;
     for (int i = 0; i < CROWD; i++) fd[i] = -1;
     while (!atomic_load(&r->board->flag[0])) {
+        atomic_store(&r->board->flag[1], (int)n);
         int k = (int)(n++ % CROWD), rank = (int)(fleet_random(1, n) % 3);
         int port = atomic_load(&r->board->flag[4 + rank]);
         uint8_t junk[700];
@@ -230,7 +232,7 @@ static int noise(struct rank *r) {
         (void)!send(fd[k], junk, n % 5 ? fleet_random(n, 999) % sizeof junk : 0,
                     MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    CHECK(r, n > 50);
+    CHECK(r, n > 10 * AMID_ROUNDS);
     return 0;
 }
 static int amid_noise(struct rank *r) {
@@ -238,8 +240,9 @@ static int amid_noise(struct rank *r) {
     struct zt_comm_door *door = fleet_door(r, r->rank);
     atomic_store(&r->board->flag[4 + r->rank], own_port());
     OK(zt_comm_init_at(door, &fleet_id, r->rank, 3, r->d, 60, &r->comm, &r->err));
-    for (int i = 0; i < 12; i++) { /* splits open the doors again and again */
+    for (int i = 0; i < AMID_ROUNDS; i++) { /* splits open the doors again and again */
         struct zt_comm *g = NULL;
+        while (atomic_load(&r->board->flag[1]) <= 10 * (i + 1)) fleet_pause(); /* not in peace */
         float *x = r->used ? (float *)(void *)r->segment : fleet_device(r, 40000 * 4, 0);
         for (int k = 0; k < 40000; k++) x[k] = (float)(r->rank + i);
         OK(zt_comm_split(r->comm, "g", (const int[]){0, 1, 2}, 3, &g, &r->err));
