@@ -96,19 +96,8 @@ static void put_place(json_t *o, const struct zt_oom_site *s) {
 }
 
 static json_t *planned_oom(const struct zt_advice *a) {
-    const struct zt_oom *m = &a->oom;
-    json_t *o = json_object();
+    json_t *o = zt_plan_json_oom(&a->oom, a->oom_step);
     struct zt_oom_site s = planned_site(a);
-    put(o, "step", json_integer(a->oom_step));
-    put(o, "phase", json_string(zt_phase_name(m->phase)));
-    put(o, "what", zt_json_text(m->what));
-    put(o, "tag", json_string(zt_tag_name(m->tag)));
-    put(o, "request_bytes", json_integer(m->request));
-    put(o, "capacity_bytes", json_integer(m->capacity));
-    put(o, "reserved_bytes", json_integer(m->reserved));
-    put(o, "allocated_bytes", json_integer(m->allocated));
-    put(o, "cause", json_string(m->fragmentation ? "fragmentation" : "capacity"));
-    put(o, "by_tag", zt_plan_json_tags(m->by_tag));
     put_place(o, &s);
     return o;
 }

@@ -47,12 +47,9 @@ static json_t *shapes(const struct zt_plan *p) {
     return list;
 }
 
-static json_t *out_of_memory(const struct zt_plan *p) {
-    const struct zt_oom *m = &p->oom;
-    if (p->fits)
-        return json_null();
+json_t *zt_plan_json_oom(const struct zt_oom *m, int64_t step) {
     json_t *o = json_object();
-    put(o, "step", json_integer(p->oom_step));
+    put(o, "step", json_integer(step));
     put(o, "phase", json_string(zt_phase_name(m->phase)));
     put(o, "what", zt_json_text(m->what));
     put(o, "tag", json_string(zt_tag_name(m->tag)));
@@ -84,7 +81,7 @@ json_t *zt_plan_json(const struct zt_plan *p, const struct zt_cost_device *devic
     put(o, "capacity_bytes", zt_json_int(limited(p), p->capacity_bytes));
     put(o, "outside_bytes", json_integer(p->outside_bytes));
     put(o, "fits", limited(p) ? json_boolean(p->fits) : json_null());
-    put(o, "oom", out_of_memory(p));
+    put(o, "oom", p->fits ? json_null() : zt_plan_json_oom(&p->oom, p->oom_step));
     put_peak(o, p);
     put(o, "shapes", shapes(p));
     put(o, "parameters", json_integer(p->parameters));

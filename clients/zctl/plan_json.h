@@ -10,6 +10,8 @@
 #define ZT_PLAN_JSON_VERSION 1
 
 /* {parameters, gradients, optimizer, activations, temporary, communication}: bytes by tag. */
+/* Where a simulated run ran out of memory. */
+json_t *zt_plan_json_oom(const struct zt_oom *m, int64_t step);
 json_t *zt_plan_json_tags(const int64_t bytes[ZT_TAG_COUNT]);
 /* {peak_allocated_bytes, peak_reserved_bytes, phase_of_peak, at_peak{}, persistent_bytes{}}: what stands under
  * `predicted` beside `measured`. */

@@ -55,47 +55,20 @@ json_t *zt_plan_rows_units(const struct zt_plan *p) {
 
 /* ---------------------------------------------------------------------------------- collectives */
 
-static json_t *find_row(json_t *rows, const struct zt_coll_record *r) {
-    size_t i;
-    json_t *row;
-    json_array_foreach(rows, i, row) {
-        if (strcmp(json_string_value(json_object_get(row, "group")), r->group) == 0 &&
-            strcmp(json_string_value(json_object_get(row, "kind")), zt_coll_name(r->kind)) == 0 &&
-            json_is_true(json_object_get(row, "control")) == r->control)
-            return row;
-    }
-    row = json_object();
-    put(row, "group", zt_json_text(r->group));
-    put(row, "kind", zt_json_text(zt_coll_name(r->kind)));
-    put(row, "control", json_boolean(r->control));
-    static const char *const sums[] = {"count", "bytes", "sent_bytes"};
-    for (size_t k = 0; k < 3; k++)
-        put(row, sums[k], json_integer(0));
-    put(row, "seconds_estimate", json_real(0));
-    put(row, "exposed_seconds_estimate", r->control ? json_null() : json_real(0));
-    json_array_append_new(rows, row);
-    return row;
-}
-
-static void add_int(json_t *row, const char *key, int64_t v) {
-    json_integer_set(json_object_get(row, key), json_integer_value(json_object_get(row, key)) + v);
-}
-static void add_real(json_t *row, const char *key, int64_t ns) {
-    json_t *v = json_object_get(row, key);
-    if (json_is_real(v))
-        json_real_set(v, json_real_value(v) + 1e-9 * (double)ns);
-}
-
 json_t *zt_plan_rows_traffic(const struct zt_plan *p) {
     json_t *rows = json_array();
-    for (int64_t i = 0; i < p->n_collectives; i++) {
-        const struct zt_coll_record *r = &p->collectives[i];
-        json_t *row = find_row(rows, r);
-        add_int(row, "count", 1);
-        add_int(row, "bytes", r->bytes);
-        add_int(row, "sent_bytes", r->sent_bytes);
-        add_real(row, "seconds_estimate", r->end_ns - r->start_ns);
-        add_real(row, "exposed_seconds_estimate", p->exposed_ns[i]);
+    for (int i = 0; i < p->n_traffic; i++) {
+        const struct zt_plan_traffic *t = &p->traffic[i];
+        json_t *row = json_object();
+        put(row, "group", zt_json_text(t->group));
+        put(row, "kind", zt_json_text(zt_coll_name(t->kind)));
+        put(row, "control", json_boolean(t->control));
+        put(row, "count", json_integer(t->count));
+        put(row, "bytes", json_integer(t->bytes));
+        put(row, "sent_bytes", json_integer(t->sent_bytes));
+        put(row, "seconds_estimate", seconds(t->ns));
+        put(row, "exposed_seconds_estimate", t->control ? json_null() : seconds(t->exposed_ns));
+        json_array_append_new(rows, row);
     }
     return rows;
 }
@@ -211,6 +184,7 @@ static json_t *batch(const struct zt_planning *p) {
     json_t *o = json_object();
     put(o, "local_batch_size", json_integer(p->spec.training.local_batch_size));
     put(o, "accumulation", json_integer(p->plan->accumulation));
+    put(o, "micro_steps_simulated", json_integer(p->plan->micro_steps_simulated));
     put(o, "data_parallel", json_integer(p->plan->dp_size));
     put(o, "global_batch", json_integer(p->plan->global_batch));
     put(o, "seq_len", json_integer(p->spec.training.seq_len));

@@ -251,6 +251,9 @@ static int print_schedule(FILE *out, const struct zt_plan *k, const json_t *chos
     json_array_foreach(json_object_get(chosen, "schedule"), i, row) json_array_append_new(rows, schedule_row(row, u));
     fprintf(out, "\nthe collectives of one steady step, in order: bytes exact (%s), times since its start estimated (~)\n",
             u.name);
+    if (k->micro_steps_simulated < k->accumulation)
+        fprintf(out, "(with %lld of its %lld micro-steps; the others are like them)\n",
+                (long long)k->micro_steps_simulated, (long long)k->accumulation);
     int rc = json_array_size(rows) > 0 ? zt_print_table(out, rows, columns, err) : 0;
     if (json_array_size(rows) == 0)
         fputs("none: one rank\n", out);

@@ -72,12 +72,16 @@ static void memory(struct zt_chrome *t, const struct zt_plan *p) {
 }
 
 static void head(struct zt_chrome *t, const struct zt_plan *p, const struct zt_spec *s, FILE *f) {
-    char process[256], note[160] = "times are estimates, bytes are exact";
+    char process[256], note[256] = "times are estimates, bytes are exact";
     snprintf(process, sizeof process, "rank %d of %d, plan of %s: %s, replicate %d x shard %d", p->shape[0].rank, p->world,
              s->name, zt_mode_name(s->parallelism.mode), s->parallelism.replicate, s->parallelism.shard);
     if (p->dropped > 0)
         snprintf(note, sizeof note, "times are estimates, bytes are exact; the first %lld collectives of the step are "
                  "not in this file", (long long)p->dropped);
+    size_t used = strlen(note);
+    if (p->micro_steps_simulated < p->accumulation)
+        snprintf(note + used, sizeof note - used, "; the step is shown with %lld of its %lld micro-steps",
+                 (long long)p->micro_steps_simulated, (long long)p->accumulation);
     zt_chrome_begin(t, f, &(struct zt_chrome_head){"sim", process, note, p->shape[0].rank, p->world});
 }
 

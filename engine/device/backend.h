@@ -28,12 +28,13 @@ struct zt_device_backend {
 extern const struct zt_device_backend zt_cpu_backend, zt_sim_backend;
 
 /* Where segments lie: the first hole that holds them, in every device that places them itself, so that
- * the allocator's choices (which go by address) are the same. Offsets are in [0, room). */
+ * the allocator's choices (which go by address) are the same, and what does not fit is refused alike.
+ * Offsets are in [0, room); the sum of the segments, not where they lie, counts against `capacity`. */
 struct zt_places {
     struct zt_place { size_t offset, bytes; } *at; /* ascending, disjoint */
-    size_t n, cap, room;
+    size_t n, cap, room, capacity, used;
 };
-/* ZT_EOOM: no hole is large enough; ZT_ENOMEM: host memory. */
+/* ZT_EOOM: above the capacity, or no hole is large enough; ZT_ENOMEM: host memory. */
 int zt_places_take(struct zt_places *p, size_t bytes, size_t *offset, struct zt_error *err);
 void zt_places_give(struct zt_places *p, size_t offset, size_t bytes);
 void zt_places_free(struct zt_places *p);

@@ -29,7 +29,6 @@ struct cpu_device {
     const struct zt_cpu_os *os;
     int fd;
     unsigned char *memory;
-    size_t used;
     struct zt_places segments; /* its room is the file's length */
 };
 
@@ -103,7 +102,7 @@ static int take_pages(struct cpu_device *d, size_t offset, size_t bytes, struct 
             "the machine has no memory for a segment of %zu bytes, although the device's "
             "capacity of %zu bytes (%zu in segments) would hold it; %lld bytes are "
             "available on the machine: lower --memory-gib or stop other programs",
-            bytes, d->base.capacity, d->used, (long long)available);
+            bytes, d->base.capacity, d->segments.used, (long long)available);
     return zt_fail(err, ZT_EIO, "fallocate of a segment of %zu bytes failed: %s", bytes,
                    strerror(-rc));
 }
@@ -114,11 +113,6 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
     size_t offset = 0;
     ZT_ASSERT(bytes && bytes % ZT_SEGMENT_ALIGN == 0);
     *address = NULL;
-    if (bytes > base->capacity - d->used)
-        return zt_fail(err, ZT_EOOM,
-                       "device memory: a segment of %zu bytes does not fit: capacity %zu, in "
-                       "segments %zu, free %zu bytes",
-                       bytes, base->capacity, d->used, base->capacity - d->used);
     int rc = zt_places_take(&d->segments, bytes, &offset, err);
     if (rc) return rc;
     rc = take_pages(d, offset, bytes, err);
@@ -126,7 +120,6 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
         zt_places_give(&d->segments, offset, bytes);
         return rc;
     }
-    d->used += bytes;
     *address = d->memory + offset;
     d->os->populate(*address, bytes);
     return 0;
@@ -136,7 +129,6 @@ static void segment_free(struct zt_device *base, void *address, size_t bytes) {
     struct cpu_device *d = (struct cpu_device *)base;
     size_t offset = (size_t)((unsigned char *)address - d->memory);
     zt_places_give(&d->segments, offset, bytes);
-    d->used -= bytes;
     /* Cannot fail for want of memory; were it refused, the pages stay until the device closes. */
     d->os->fallocate(d->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (int64_t)offset,
                      (int64_t)bytes);
@@ -202,6 +194,7 @@ static int cpu_open(int ordinal, const struct zt_device_config *c, struct zt_dev
     d->base.ops = &cpu_ops;
     d->base.capacity = capacity;
     d->base.close = cpu_close;
+    d->segments.capacity = capacity;
     d->os = &zt_cpu_os_linux;
     d->fd = -1;
     int rc = 0;

@@ -22,6 +22,11 @@ static bool first_fit(const struct zt_places *p, size_t bytes, size_t *offset, s
 
 int zt_places_take(struct zt_places *p, size_t bytes, size_t *offset, struct zt_error *err) {
     size_t at = 0;
+    if (bytes > p->capacity - p->used)
+        return zt_fail(err, ZT_EOOM,
+                       "device memory: a segment of %zu bytes does not fit: capacity %zu, in "
+                       "segments %zu, free %zu bytes",
+                       bytes, p->capacity, p->used, p->capacity - p->used);
     if (!first_fit(p, bytes, offset, &at))
         return zt_fail(err, ZT_EOOM,
                        "device memory: no hole of %zu bytes in the address range of %zu bytes, "
@@ -37,6 +42,7 @@ int zt_places_take(struct zt_places *p, size_t bytes, size_t *offset, struct zt_
     memmove(p->at + at + 1, p->at + at, (p->n - at) * sizeof *p->at);
     p->at[at] = (struct zt_place){*offset, bytes};
     p->n++;
+    p->used += bytes;
     return 0;
 }
 
@@ -45,6 +51,7 @@ void zt_places_give(struct zt_places *p, size_t offset, size_t bytes) {
     while (at < p->n && p->at[at].offset != offset) at++;
     ZT_ASSERT(at < p->n && p->at[at].bytes == bytes);
     p->n--;
+    p->used -= bytes;
     memmove(p->at + at, p->at + at + 1, (p->n - at) * sizeof *p->at);
 }
 

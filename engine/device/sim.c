@@ -30,7 +30,6 @@ struct sim_device {
     struct zt_device base;
     const struct zt_sim *sim;
     struct zt_places segments;
-    size_t used;
     struct zt_stream *running; /* whose item is being carried out */
     int64_t host_ns;           /* of the host, when it is not the compute stream */
 };
@@ -61,14 +60,8 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
     struct sim_device *d = of(base);
     size_t offset = 0;
     *address = NULL;
-    if (bytes > base->capacity - d->used)
-        return zt_fail(err, ZT_EOOM,
-                       "device memory: a segment of %zu bytes does not fit: capacity %zu, in "
-                       "segments %zu, free %zu bytes",
-                       bytes, base->capacity, d->used, base->capacity - d->used);
     int rc = zt_places_take(&d->segments, bytes, &offset, err);
     if (rc) return rc;
-    d->used += bytes;
     *address = (void *)(BASE + offset);
     return 0;
 }
@@ -76,7 +69,6 @@ static int segment_alloc(struct zt_device *base, size_t bytes, void **address,
 static void segment_free(struct zt_device *base, void *address, size_t bytes) {
     struct sim_device *d = of(base);
     zt_places_give(&d->segments, (uintptr_t)address - BASE, bytes);
-    d->used -= bytes;
 }
 
 /* ---- streams ---- */
@@ -219,6 +211,7 @@ static int sim_open(int ordinal, const struct zt_device_config *c, struct zt_dev
     d->base.close = sim_close;
     d->sim = c->sim;
     d->segments.room = ROOM;
+    d->segments.capacity = c->capacity_bytes;
     int rc = stream_create(&d->base, ZT_STREAM_COMPUTE, &d->base.compute, err);
     if (rc) {
         free(d);

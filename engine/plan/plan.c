@@ -222,18 +222,35 @@ static void add_micros(struct zt_step_report *r, const struct zt_step_report *le
     r->sent_bytes += n * (r->sent_bytes - less->sent_bytes);
 }
 
+/* Rows of both runs are the same and in the same order: what a step does does not depend on how
+ * many micro-steps it has, from two on. */
+static void add_traffic(struct plan_run *run, const struct plan_run *less, int64_t n) {
+    for (int i = 0; i < run->n_traffic && i < less->n_traffic; i++) {
+        struct zt_plan_traffic *a = &run->traffic[i];
+        const struct zt_plan_traffic *b = &less->traffic[i];
+        a->count += n * (a->count - b->count);
+        a->bytes += n * (a->bytes - b->bytes);
+        a->sent_bytes += n * (a->sent_bytes - b->sent_bytes);
+        a->ns += n * (a->ns - b->ns);
+        a->exposed_ns += n * (a->exposed_ns - b->exposed_ns);
+    }
+}
+
 /* The micro-steps that were left out: each as long as the last that was not, which is what a step
  * with one less is shorter by. */
-static int stretch(const struct plan_run *like, struct zt_spec *spec, int64_t left_out,
-                   struct zt_plan *p, struct zt_step_report *r, struct zt_error *err) {
+static int stretch(struct plan_run *run, struct zt_spec *spec, int64_t left_out, struct zt_plan *p,
+                   struct zt_error *err) {
     struct plan_run less =
-        run_of(like->c, spec, like->rank, like->sim.total_steps, like->sim.valid_samples);
+        run_of(run->c, spec, run->rank, run->sim.total_steps, run->sim.valid_samples);
+    less.details = run->details;
     int64_t batch = spec->training.global_batch_size;
     spec->training.global_batch_size = batch / MICROS_MOST * (MICROS_MOST - 1);
     int rc = run_shape(&less, spec, p, false, err);
     spec->training.global_batch_size = batch;
-    if (rc == 0) add_micros(r, &less.last, left_out);
-    return rc;
+    if (rc) return rc;
+    add_micros(&run->last, &less.last, left_out);
+    add_traffic(run, &less, left_out);
+    return 0;
 }
 
 static void take_peaks(struct zt_plan *p, const struct zt_plan_shape *s) {
@@ -250,7 +267,10 @@ static void take_peaks(struct zt_plan *p, const struct zt_plan_shape *s) {
     }
 }
 
-static void take_step(struct zt_plan *p, const struct zt_step_report *r) {
+static void take_step(struct zt_plan *p, const struct plan_run *run) {
+    const struct zt_step_report *r = &run->last;
+    p->n_traffic = run->n_traffic;
+    memcpy(p->traffic, run->traffic, sizeof p->traffic);
     p->step_seconds = r->step_seconds;
     p->forward_seconds = r->forward_seconds;
     p->backward_seconds = r->backward_seconds;
@@ -280,8 +300,8 @@ static int shapes(const struct zt_plan_config *c, struct zt_spec *spec, int64_t 
         p->shape[i].dp_from = from;
         p->shape[i].dp_to = to;
         take_peaks(p, &run.shape);
-        if (i == 0 && left_out > 0) TRY(stretch(&run, spec, left_out, p, &run.last, err));
-        if (i == 0) take_step(p, &run.last);
+        if (i == 0 && left_out > 0) TRY(stretch(&run, spec, left_out, p, err));
+        if (i == 0) take_step(p, &run);
     }
 out:
     return rc;

@@ -65,6 +65,16 @@ struct zt_plan_unit {
     int prefetch;                        /* units ahead */
 };
 
+/* What a rank does in a group in one step. */
+#define ZT_PLAN_TRAFFIC_MAX 24
+struct zt_plan_traffic {
+    char group[16];
+    enum zt_coll kind;
+    bool control;
+    int64_t count, bytes, sent_bytes; /* bytes: of the full buffers */
+    int64_t ns, exposed_ns;           /* estimated */
+};
+
 /* Allocated bytes over one steady step, a point for every change. */
 struct zt_plan_point { int64_t at_ns; enum zt_phase phase; int64_t by_tag[ZT_TAG_COUNT], reserved; char what[48]; };
 
@@ -107,8 +117,10 @@ struct zt_plan {
     double step_seconds, forward_seconds, backward_seconds, optimizer_seconds, tokens_per_second;
     double flops_per_token;              /* 6 (N - N_embed) + 12 L H Q T (docs/planner.md); MFU's numerator */
     struct zt_exposed exposed;
-    double straggler_wait_seconds;
     int64_t sent_bytes;
+    /* with details: the same by group and kind, of all micro-steps; counts and bytes exact */
+    int n_traffic;
+    struct zt_plan_traffic traffic[ZT_PLAN_TRAFFIC_MAX];
 
     int n_units;
     struct zt_plan_unit *units;

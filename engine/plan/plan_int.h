@@ -19,9 +19,11 @@ struct plan_run {
     struct zt_plan_shape shape; /* windows */
     struct zt_step_report last; /* of the last step */
     struct zt_train_result result;
+    struct zt_plan_traffic traffic[ZT_PLAN_TRAFFIC_MAX]; /* of the last step, with details */
+    int n_traffic;
     struct zt_plan *into; /* details of the last step go here */
-    bool overrun; /* the simulated clock has come to its end */
-    int rc;       /* host memory gone while recording */
+    bool overrun;         /* the simulated clock has come to its end */
+    int rc;               /* host memory gone while recording */
     struct plan_curve {
         struct zt_plan_point *at;
         size_t n, cap;
@@ -31,6 +33,7 @@ struct plan_run {
 /* 0, ZT_EOOM when it does not fit (run->result tells where), or why the trainer refuses. */
 int plan_run(struct plan_run *run, struct zt_error *err);
 /* plan_host.c */
-void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host, struct zt_plan_host *h);
+void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
+               struct zt_plan_host *h);
 
 #endif

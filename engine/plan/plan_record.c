@@ -124,6 +124,25 @@ static int take_groups(struct zt_plan *p, const struct zt_comm_group *g, int n) 
     return 0;
 }
 
+static void add_traffic(struct plan_run *run, const struct zt_coll_record *r, int64_t exposed_ns) {
+    struct zt_plan_traffic *t = run->traffic;
+    int i = 0;
+    while (i < run->n_traffic &&
+           (strcmp(t[i].group, r->group) || t[i].kind != r->kind || t[i].control != r->control))
+        i++;
+    ZT_ASSERT(i < ZT_PLAN_TRAFFIC_MAX); /* a few groups, each used in a way or two */
+    if (i == run->n_traffic) {
+        t[i] = (struct zt_plan_traffic){.kind = r->kind, .control = r->control};
+        memcpy(t[i].group, r->group, sizeof t[i].group);
+        run->n_traffic++;
+    }
+    t[i].count++;
+    t[i].bytes += r->bytes;
+    t[i].sent_bytes += r->sent_bytes;
+    t[i].ns += r->end_ns - r->start_ns;
+    t[i].exposed_ns += exposed_ns;
+}
+
 /* Of a first run that did not fit, when its last step was whole. */
 static void drop_details(struct zt_plan *p) {
     free(p->collectives);
@@ -132,6 +151,11 @@ static void drop_details(struct zt_plan *p) {
     free(p->spans);
     free(p->curve);
     free(p->groups);
+    p->collectives = NULL;
+    p->exposed_ns = p->stall_ns = NULL;
+    p->spans = NULL;
+    p->curve = NULL;
+    p->groups = NULL;
     p->n_spans = 0;
 }
 
@@ -154,7 +178,9 @@ static void on_collectives(void *arg, const struct zt_step_trace *t) {
     struct plan_run *run = arg;
     struct zt_plan *p = run->into;
     size_t n = (size_t)t->n;
-    if (!p || !is_last(run, t->step)) return;
+    if (!is_last(run, t->step)) return;
+    for (size_t i = 0; i < n; i++) add_traffic(run, &t->records[i], t->exposed_ns[i]);
+    if (!p) return;
     drop_details(p);
     p->step_ns = t->end_ns - t->start_ns;
     p->collectives = copy_of(t->records, n, sizeof *t->records);
@@ -191,6 +217,7 @@ int plan_run(struct plan_run *run, struct zt_error *err) {
     memset(&run->shape, 0, sizeof run->shape);
     memset(&run->last, 0, sizeof run->last);
     run->rc = 0;
+    run->n_traffic = 0;
     run->overrun = false;
     run->sim.overrun = &run->overrun;
     if (run->details || (run->into && run->c->watch.fn))

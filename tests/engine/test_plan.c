@@ -174,19 +174,30 @@ static struct zt_plan *of_micros(const char *mode, int64_t k, const struct zt_pl
     return plan_of(4, c);
 }
 
+static int64_t sent_by_rows(const struct zt_plan *p) {
+    int64_t sum = 0;
+    for (int i = 0; i < p->n_traffic; i++)
+        if (!p->traffic[i].control) sum += p->traffic[i].sent_bytes;
+    return sum;
+}
+
 /* Micro-steps are alike from the second on: the bytes and the sends of any number follow from a few
  * that are simulated whole. zero3 gathers and reduces in every one, zero1 reduces once. */
 Test(plan, any_number_of_micro_steps) {
     static const char *const modes[] = {"zero3", "zero1"};
+    const struct zt_plan_config told = {.valid_samples = -1, .details = true};
     for (int m = 0; m < 2; m++) {
-        struct zt_plan *p1 = of_micros(modes[m], 1, &plain), *p9 = of_micros(modes[m], 9, &plain);
+        struct zt_plan *p1 = of_micros(modes[m], 1, &plain), *p9 = of_micros(modes[m], 9, &told);
         struct zt_plan *p10 = of_micros(modes[m], 10, &plain);
         struct zt_plan *p11 = of_micros(modes[m], 11, &plain);
-        struct zt_plan *many = of_micros(modes[m], 5000, &plain);
+        struct zt_plan *many = of_micros(modes[m], 5000, &told);
         cr_assert(p11->micro_steps_simulated == 11 && many->micro_steps_simulated == 16);
         cr_assert_eq(many->accumulation, 5000);
         for (int w = ZT_WINDOW_INIT; w <= ZT_WINDOW_STEADY; w++) same_window(p9, many, w);
         cr_assert_eq(many->sent_bytes, m == 0 ? 5000 * p1->sent_bytes : p1->sent_bytes);
+        /* the rows of traffic hold every micro-step too: they sum to what is sent */
+        cr_assert_eq(sent_by_rows(many), many->sent_bytes);
+        cr_assert_eq(sent_by_rows(p9), p9->sent_bytes);
         double one = p11->step_seconds - p10->step_seconds;
         cr_assert_float_eq(one, p10->step_seconds - p9->step_seconds, 1e-6 * one);
         cr_assert_float_eq(many->step_seconds, p11->step_seconds + 4989 * one,
