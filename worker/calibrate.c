@@ -18,7 +18,6 @@
 #include "engine/train.h"
 
 #define EXIT_FAILED 10
-#define SMALL_SECONDS 5.0 /* a budget below has no room for the large shapes */
 
 double zw_cal_now(void)
 {

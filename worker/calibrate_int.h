@@ -11,6 +11,7 @@
 #include "kernels/ops.h"
 #include "worker/calibrate.h"
 
+#define SMALL_SECONDS 5.0 /* a budget below has no room for the large shapes */
 enum { CAL_RANKS = 64, CAL_CASES = 192, CAL_ROUNDS = 128, CAL_SIZES = 10, CAL_COLLS = 3 };
 
 /* One operator on one shape. */
