@@ -59,11 +59,12 @@ static void plan_table(const struct zt_spec *spec, struct counts *c) {
 }
 
 int main(int argc, char **argv) {
-    bench_check_args(argc, argv, " layers dim heads vocab seq batch mode ranks repeat ");
+    bench_check_args(argc, argv, " layers dim heads vocab seq batch micro mode ranks repeat ");
     const char *mode = bench_text(argc, argv, "mode", "fsdp");
     bool table = strcmp(mode, "table") == 0;
     int64_t layers = bench_int(argc, argv, "layers", 96), dim = bench_int(argc, argv, "dim", 12288);
     int ranks = (int)bench_int(argc, argv, "ranks", 1024);
+    int64_t batch = bench_int(argc, argv, "batch", 1), micro = bench_int(argc, argv, "micro", 1);
     int64_t repeat = bench_int(argc, argv, "repeat", 5);
     double wall[100], cpu[100];
     struct counts c = {0};
@@ -75,13 +76,14 @@ int main(int argc, char **argv) {
     snprintf(text, sizeof text,
              "version: 1\nname: speed\nmodel: {family: gpt2, layers: %lld, dim: %lld, heads: %lld, "
              "vocab_size: %lld, seq_len_max: %lld}\ndataset: {path: /nowhere, tokenizer: none}\n"
-             "training: {steps: 1000, seq_len: %lld, local_batch_size: %lld}\n"
+             "training: {steps: 1000, seq_len: %lld, local_batch_size: %lld, global_batch_size: "
+             "%lld}\n"
              "precision: {recipe: mixed16, reduce_dtype: fp32}\nparallelism: {mode: %s}\n",
              (long long)layers, (long long)dim, (long long)bench_int(argc, argv, "heads", 96),
              (long long)bench_int(argc, argv, "vocab", 50257),
              (long long)bench_int(argc, argv, "seq", 2048),
              (long long)bench_int(argc, argv, "seq", 2048),
-             (long long)bench_int(argc, argv, "batch", 1), table ? "fsdp" : mode);
+             (long long)batch, (long long)(batch * ranks * micro), table ? "fsdp" : mode);
     if (zt_spec_parse(text, strlen(text), "speed.yaml", NULL, 0, &spec, &err) ||
         zt_spec_resolve_up_to(&spec, ranks, ZT_PLAN_RANKS_MAX, "speed.yaml", &err))
         bench_fail("plan_speed", err.msg);
@@ -99,10 +101,10 @@ int main(int argc, char **argv) {
     double other = bench_other_load(load);
     getrusage(RUSAGE_SELF, &use);
     printf("{\"bench\":\"plan_speed\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,"
-           "\"dim\":%lld,\"ranks\":%d,\"seconds\":%.4f,\"cpu_seconds\":%.4f,\"calls\":%lld,"
-           "\"collectives\":%lld,\"peak_gib\":%.3f,\"resident_mib\":%.1f,\"other_load\":%.2f}\n",
-           mode, (long long)layers, (long long)dim, ranks, bench_median(wall, (int)repeat),
-           bench_median(cpu, (int)repeat), (long long)c.calls, (long long)c.collectives,
+           "\"dim\":%lld,\"ranks\":%d,\"micro\":%lld,\"seconds\":%.4f,"
+           "\"cpu_seconds\":%.4f,\"calls\":%lld,\"collectives\":%lld,\"peak_gib\":%.3f,\"resident_mib\":%.1f,\"other_load\":%.2f}\n",
+           mode, (long long)layers, (long long)dim, ranks, (long long)micro,
+           bench_median(wall, (int)repeat), bench_median(cpu, (int)repeat), (long long)c.calls, (long long)c.collectives,
            (double)c.peak / 1073741824.0, (double)use.ru_maxrss / 1024.0, other);
     zt_spec_free(&spec);
     return 0;

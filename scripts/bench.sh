@@ -136,17 +136,17 @@ overhead() {
 # How long planning takes: a big model on many ranks; the table of all modes of a small one
 plan_speed() {
     printf '\nplan_speed: %-50s %10s %12s %14s\n' "" seconds "of CPU" "resident MiB"
-    for what in "fsdp 96 12288 96 1024" "fsdp 96 12288 96 8" "table 18 2048 16 8"; do
+    for what in "fsdp 96 12288 96 1024 1" "fsdp 96 12288 96 8 1" "table 18 2048 16 8 1" "table 18 2048 16 8 8"; do
         # shellcheck disable=SC2086 # words
         set -- $what
         for round in $(seq "$rounds"); do
-            "$build/bench/bench-plan-speed" --mode "$1" --layers "$2" --dim "$3" --heads "$4" --ranks "$5" >"$scratch/line" ||
+            "$build/bench/bench-plan-speed" --mode "$1" --layers "$2" --dim "$3" --heads "$4" --ranks "$5" --micro "$6" >"$scratch/line" ||
                 { echo "FAILED: bench-plan-speed $what"; failed=1; continue; }
-            cat "$scratch/line" >>"$scratch/own.plan.$1.$5"
+            cat "$scratch/line" >>"$scratch/own.plan.$1.$5.$6"
             cat "$scratch/line" >>"$out"
         done
-        printf '%-62s %10s %12s %14s\n' "$1, $2 layers x $3, $5 ranks" "$(med "plan.$1.$5" seconds)" \
-            "$(med "plan.$1.$5" cpu_seconds)" "$(med "plan.$1.$5" resident_mib)"
+        printf '%-62s %10s %12s %14s\n' "$1, $2 layers x $3, $5 ranks, $6 micro-steps" "$(med "plan.$1.$5.$6" seconds)" \
+            "$(med "plan.$1.$5.$6" cpu_seconds)" "$(med "plan.$1.$5.$6" resident_mib)"
     done
 }
 

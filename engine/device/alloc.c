@@ -57,10 +57,17 @@ struct block {
     enum zt_tag tag;
     char name[64];
 };
+/* A block among its pool's free ones. What it is sorted by stands beside it: the search touches no
+ * block. */
+struct waiting {
+    uint64_t key; /* stream and size */
+    uintptr_t address;
+    struct block *block;
+};
 struct pool {
     enum zt_pool kind;
     bool addresses_only; /* there is no memory that a tool could watch */
-    struct block **free;
+    struct waiting *free;
     size_t n;
     uint64_t searches;
 };
@@ -100,6 +107,7 @@ struct zt_alloc {
 
 static void stat_add(struct zt_stat *stats, enum zt_pool pool, int64_t delta) {
     const int index[2] = {ZT_POOL_ALL, (int)pool};
+    if (!delta) return;
     for (int i = 0; i < 2; i++) {
         struct zt_stat *s = &stats[index[i]];
         s->current += delta;
@@ -150,9 +158,9 @@ static int check_junk(const struct zt_alloc *a, const struct block *b, struct zt
 static int add_slab(struct zt_alloc *a) {
     const size_t n = sizeof a->slabs->blocks / sizeof *a->slabs->blocks;
     size_t total = a->n_blocks + n;
-    struct block **f = realloc(a->small.free, total * sizeof *f);
+    struct waiting *f = realloc(a->small.free, total * sizeof *f);
     if (f) a->small.free = f;
-    struct block **g = realloc(a->large.free, total * sizeof *g);
+    struct waiting *g = realloc(a->large.free, total * sizeof *g);
     if (g) a->large.free = g;
     struct block **o = realloc(a->order, total * sizeof *o);
     if (o) a->order = o;
@@ -176,6 +184,12 @@ static struct block *node_new(struct zt_alloc *a) {
     a->n_spare--;
     memset(b, 0, sizeof *b);
     return b;
+}
+
+static void set_name(struct block *b, const char *name) {
+    size_t n = strnlen(name, sizeof b->name - 1);
+    memcpy(b->name, name, n);
+    b->name[n] = '\0';
 }
 
 static void node_release(struct zt_alloc *a, struct block *b) {
@@ -250,16 +264,22 @@ static int stream_index(struct zt_alloc *a, struct zt_stream *s, struct zt_error
 
 /* ---- pools ---- */
 
+/* Orders by stream, then size. No block is as large as SIZE_MOST: that is a request which no block
+ * can serve. */
+#define SIZE_MOST (UINT64_C(1) << 58)
+_Static_assert(MAX_STREAMS <= 1 << 6, "stream and size share 64 bits");
+static uint64_t key_of(int stream, size_t size) {
+    return (uint64_t)stream << 58 | (size < SIZE_MOST ? size : SIZE_MOST - 1);
+}
+
 /* First entry not before (stream, size, address). */
 static size_t lower_bound(const struct pool *p, int stream, size_t size, const void *address) {
+    const uint64_t key = key_of(stream, size);
     size_t lo = 0, hi = p->n;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        const struct block *b = p->free[mid];
-        bool before = b->stream != stream ? b->stream < stream
-                      : b->size != size   ? b->size < size
-                                          : (uintptr_t)b->address < (uintptr_t)address;
-        if (before)
+        const struct waiting *w = &p->free[mid];
+        if (w->key != key ? w->key < key : w->address < (uintptr_t)address)
             lo = mid + 1;
         else
             hi = mid;
@@ -271,18 +291,22 @@ static void pool_insert(struct block *b) {
     struct pool *p = b->pool;
     size_t at = lower_bound(p, b->stream, b->size, b->address);
     memmove(p->free + at + 1, p->free + at, (p->n - at) * sizeof *p->free);
-    p->free[at] = b;
+    p->free[at] = (struct waiting){key_of(b->stream, b->size), (uintptr_t)b->address, b};
     p->n++;
     b->age_base = p->searches;
     close_block(b);
 }
 
+static void pool_take(struct pool *p, size_t at) {
+    p->n--;
+    memmove(p->free + at, p->free + at + 1, (p->n - at) * sizeof *p->free);
+}
+
 static void pool_remove(struct block *b) {
     struct pool *p = b->pool;
     size_t at = lower_bound(p, b->stream, b->size, b->address);
-    ZT_ASSERT(at < p->n && p->free[at] == b);
-    p->n--;
-    memmove(p->free + at, p->free + at + 1, (p->n - at) * sizeof *p->free);
+    ZT_ASSERT(at < p->n && p->free[at].block == b);
+    pool_take(p, at);
 }
 
 /* Gives a wholly free segment back to the device. */
@@ -407,7 +431,7 @@ static void release_cached(struct zt_alloc *a) {
     process_events(a, true);
     for (int k = 0; k < 2; k++)
         for (size_t i = pools[k]->n; i-- > 0;)
-            if (!is_split(pools[k]->free[i])) release_segment(a, pools[k]->free[i]);
+            if (!is_split(pools[k]->free[i].block)) release_segment(a, pools[k]->free[i].block);
 }
 
 /* Under max_split_size: gives back just enough big cached segments of this stream. */
@@ -415,12 +439,12 @@ static bool release_available(struct zt_alloc *a, struct pool *p, int stream, si
     if (a->max_split == SIZE_MAX) return false;
     size_t want = size < a->max_split ? a->max_split : size, released = 0;
     size_t at = lower_bound(p, stream, want, NULL);
-    if (at < p->n && p->free[at]->stream == stream) {
-        release_segment(a, p->free[at]);
+    if (at < p->n && p->free[at].block->stream == stream) {
+        release_segment(a, p->free[at].block);
         return true;
     }
     while (at-- > 0 && released < want) {
-        struct block *b = p->free[at];
+        struct block *b = p->free[at].block;
         if (b->size < a->max_split || b->stream != stream) break;
         if (is_split(b)) continue;
         released += b->size;
@@ -438,15 +462,15 @@ static void collect_garbage(struct zt_alloc *a) {
     bool freed = true;
     if (total <= threshold) return;
     for (size_t i = 0; i < a->large.n; i++)
-        if (!is_split(a->large.free[i])) {
-            age += (double)(a->large.searches - a->large.free[i]->age_base);
+        if (!is_split(a->large.free[i].block)) {
+            age += (double)(a->large.searches - a->large.free[i].block->age_base);
             n++;
         }
     while (reclaimed < total - threshold && freed && n > 0) {
         double average = age / (double)n;
         freed = false;
         for (size_t i = 0; i < a->large.n;) {
-            struct block *b = a->large.free[i];
+            struct block *b = a->large.free[i].block;
             double own = (double)(a->large.searches - b->age_base);
             if (is_split(b) || own < average) {
                 i++;
@@ -478,11 +502,11 @@ static size_t segment_size(size_t size) {
 static struct block *get_free_block(struct zt_alloc *a, struct pool *p, int stream, size_t size) {
     if (a->gc_threshold > 0) p->searches++;
     size_t at = lower_bound(p, stream, size, NULL);
-    if (at == p->n || p->free[at]->stream != stream) return NULL;
-    struct block *b = p->free[at];
+    if (at == p->n || p->free[at].block->stream != stream) return NULL;
+    struct block *b = p->free[at].block;
     if (size < a->max_split && b->size >= a->max_split) return NULL;
     if (size >= a->max_split && b->size >= size + LARGE_SEGMENT) return NULL;
-    pool_remove(b);
+    pool_take(p, at);
     return b;
 }
 
@@ -493,6 +517,7 @@ static struct block *new_segment(struct zt_alloc *a, struct pool *p, int stream,
     if (retry) a->stats.num_alloc_retries++;
     *rc = a->ops->segment_alloc(a->device, bytes, &address, err);
     if (*rc) return NULL;
+    ZT_ASSERT(bytes < SIZE_MOST);
     struct block *b = node_new(a);
     b->address = address;
     b->size = bytes;
@@ -563,9 +588,9 @@ static struct block *split(struct zt_alloc *a, struct block *b, size_t size) {
 static int64_t largest_free(const struct zt_alloc *a) {
     size_t best = 0;
     for (size_t i = 0; i < a->small.n; i++)
-        if (a->small.free[i]->size > best) best = a->small.free[i]->size;
+        if (a->small.free[i].block->size > best) best = a->small.free[i].block->size;
     for (size_t i = 0; i < a->large.n; i++)
-        if (a->large.free[i]->size > best) best = a->large.free[i]->size;
+        if (a->large.free[i].block->size > best) best = a->large.free[i].block->size;
     return (int64_t)best;
 }
 
@@ -673,7 +698,7 @@ int zt_alloc_create(struct zt_device *d, struct zt_ledger *ledger, const struct 
 
 int zt_malloc(struct zt_alloc *a, size_t size, struct zt_stream *s, enum zt_tag tag,
               const char *name, void **out, struct zt_error *err) {
-    struct zt_error why = {0};
+    struct zt_error why; /* 2 KiB: filled where something fails */
     int rc = 0;
     *out = NULL;
     if (!size) return 0;
@@ -699,7 +724,7 @@ int zt_malloc(struct zt_alloc *a, size_t size, struct zt_stream *s, enum zt_tag 
     b->allocated = true;
     b->requested = size;
     b->tag = tag;
-    snprintf(b->name, sizeof b->name, "%s", name ? name : "");
+    set_name(b, name ? name : "");
     live_insert(a, b);
     open_block(b);
     stat_add(a->stats.allocation, p->kind, 1);

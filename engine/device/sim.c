@@ -93,10 +93,11 @@ static int submit(struct zt_stream *s, int (*fn)(void *arg, struct zt_error *err
                   struct zt_error *err) {
     struct sim_device *d = of(s->device);
     struct zt_stream *before = d->running;
-    struct zt_error local = {0};
+    struct zt_error local; /* 2 KiB: filled where something fails */
     if (s->code) return s == d->base.compute ? report(s, err) : 0;
     at_least(&s->at_ns, host_now(d));
     d->running = s;
+    local.msg[0] = '\0';
     int rc = fn(arg, &local);
     d->running = before;
     if (!rc) return 0;
