@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/model.h: what a model is before any memory exists: its numbers, presets, the tensor table
- * and the ordered list of units. Pure; the table is one malloc owned by the caller.
+ * and the ordered list of units. Pure; the table's arrays belong to the caller.
  *
- * A unit is what is gathered and reduced at once: with a tied head the root unit (0) holds
- * [embeddings, final norm, head]; then one unit per transformer block, in forward order. */
+ * A unit is what is gathered and reduced at once. With a tied head the first one, "root", holds the
+ * embeddings, the final norm and the head, which is the token embedding; then come the blocks, in
+ * forward order. Untied: "embed", the blocks, and last "head" with the final norm, so that neither
+ * of the two big matrices is gathered with the other. */
 #ifndef ZT_CORE_MODEL_H
 #define ZT_CORE_MODEL_H
 #include <stdbool.h>
@@ -12,11 +14,19 @@
 
 enum zt_family { ZT_GPT2 = 0, ZT_LLAMA = 1 };
 
+enum zt_rope_scaling { ZT_ROPE_NONE = 0, ZT_ROPE_LLAMA3 };
+
 struct zt_model_config {
     enum zt_family family;
     int64_t layers, heads, kv_heads, head_dim, dim, ffn_dim, vocab_size, seq_len_max;
     double rope_theta, norm_eps, dropout;
     bool tied_head, qkv_bias, qk_norm;
+    /* The numbers are read with LLAMA3 only. original_max: the sequence length before stretching. */
+    struct {
+        enum zt_rope_scaling type;
+        double factor, low_freq_factor, high_freq_factor;
+        int64_t original_max;
+    } rope_scaling;
 };
 
 /* Fills *c from a preset; ZT_ENOTFOUND names the nearest preset. */
@@ -25,7 +35,7 @@ int zt_model_preset(const char *name, struct zt_model_config *c, struct zt_error
 const char *zt_model_preset_name(int i);
 int zt_model_config_check(const struct zt_model_config *c, struct zt_error *err);
 
-/* Parameters in closed form, for every family, also one that has no table yet. */
+/* Parameters in closed form; the same numbers as the tables'. */
 struct zt_model_count {
     int64_t parameters;    /* a tied head counts once */
     int64_t replicated;    /* whole on every tensor-parallel rank: norms, biases behind a row cut, positions */
@@ -35,14 +45,29 @@ int zt_model_count(const struct zt_model_config *c, struct zt_model_count *out, 
 
 enum zt_init { ZT_INIT_NORMAL, ZT_INIT_ZERO, ZT_INIT_ONE };
 
+/* What a tensor is for, the same in every family. QKV: queries, keys and values in one (gpt2); Q, K, V
+ * apart (llama). UP is gpt2's c_fc. A tied head has no tensor of its own. */
+enum zt_role {
+    ZT_ROLE_EMBEDDING = 0, ZT_ROLE_POSITIONS,
+    ZT_ROLE_NORM1, ZT_ROLE_QKV, ZT_ROLE_Q, ZT_ROLE_K, ZT_ROLE_V, ZT_ROLE_Q_NORM, ZT_ROLE_K_NORM,
+    ZT_ROLE_ATTENTION_OUT, ZT_ROLE_NORM2, ZT_ROLE_GATE, ZT_ROLE_UP, ZT_ROLE_DOWN,
+    ZT_ROLE_FINAL_NORM, ZT_ROLE_HEAD,
+};
+enum zt_piece { ZT_WEIGHT = 0, ZT_BIAS };
+
 struct zt_tensor_def {
     char name[96];          /* Hugging Face name, e.g. "transformer.h.3.attn.c_attn.weight" */
     int unit;               /* index into the units */
+    int layer;              /* -1 outside the blocks */
+    enum zt_role role;
+    enum zt_piece piece;
     int ndim;               /* 1 or 2 */
     int64_t shape[2];       /* [out, in] for weights (torch Linear order), shape[1] = 1 for 1-D */
     int64_t numel;
     int tp_dim;             /* dimension cut by tensor parallelism, -1 = replicated */
     int tp_heads;           /* fused qkv: 3 pieces, each cut per head; 0 = plain cut */
+    bool tp_sum;            /* replicated; under sequence parallelism each rank has a part of its gradient,
+                             * to be summed over the tensor group */
     bool frozen;
     bool decay;             /* weight decay applies (ndim >= 2 unless optimizer.decay_1d) */
     enum zt_init init;
@@ -63,21 +88,28 @@ struct zt_model_table {
     int64_t parameters;             /* sum of numel; a tied head counts once */
 };
 
-/* GPT-2 tensor order inside a block: ln_1.weight ln_1.bias attn.c_attn.weight [3C,C]
- * attn.c_attn.bias attn.c_proj.weight [C,C] attn.c_proj.bias ln_2.weight ln_2.bias
- * mlp.c_fc.weight [F,C] mlp.c_fc.bias mlp.c_proj.weight [C,F] mlp.c_proj.bias.
- * Root: wte.weight [V,C] wpe.weight [S,C] ln_f.weight ln_f.bias. */
+/* Tensors of a block, in order; H heads and KV key/value heads of width D, C dim, F ffn_dim:
+ *   gpt2   ln_1.weight .bias, attn.c_attn.weight [3C,C] .bias, attn.c_proj.weight [C,C] .bias,
+ *          ln_2.weight .bias, mlp.c_fc.weight [F,C] .bias, mlp.c_proj.weight [C,F] .bias
+ *   llama  input_layernorm.weight, self_attn.q_proj.weight [HD,C], k_proj and v_proj [KV D,C] (each with
+ *          its .bias under qkv_bias), q_norm.weight and k_norm.weight [D] under qk_norm,
+ *          o_proj.weight [C,HD], post_attention_layernorm.weight, mlp.gate_proj.weight and
+ *          up_proj [F,C], down_proj [C,F]
+ * Outside: gpt2 wte.weight [V,C] wpe.weight [S,C], ln_f.weight .bias; llama embed_tokens.weight,
+ * norm.weight; lm_head.weight [V,C] unless tied. Initial values: norms 1, biases 0, else normal. */
 int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
                          struct zt_model_table *t, struct zt_error *err);
+/* Index of a tensor, -1 when the model has none such. */
+int zt_model_find(const struct zt_model_table *t, int layer, enum zt_role role, enum zt_piece piece);
 /* Patterns over tensor names (fnmatch: "*.ln_1.*"); what none matches is frozen. ZT_EINVAL names a
  * pattern without a match, and a list that leaves nothing to train. */
 int zt_model_set_trainable(struct zt_model_table *t, const char *const *patterns, int n,
                            struct zt_error *err);
 
 /* The order in which a micro-step asks for units: forward[n_forward], then backward[n_backward]. A
- * unit that is open twice in forward (the tied root) is there twice. Backward ends at the first
- * unit in forward order that has something to train: no gradient flows further. The arrays hold
- * n_units + 1 entries each. */
+ * tied root is there twice in forward, and once in backward, where it comes first; untied, every unit
+ * is there once each way. Backward ends at the first unit in forward order that has something to
+ * train: no gradient flows further. The arrays hold n_units + 1 entries each. */
 struct zt_model_walk { int n_forward, n_backward; int *forward, *backward; };
 int zt_model_walk_build(const struct zt_model_table *t, struct zt_model_walk *w,
                         struct zt_error *err);

@@ -534,6 +534,10 @@ static void set_defaults(struct zt_spec *s) {
     s->lr_scheduler.decay_ratio = -1;
     s->model.norm_eps = 1e-5;
     s->model.tied_head = true;
+    s->model.rope_scaling.factor = 8;
+    s->model.rope_scaling.low_freq_factor = 1;
+    s->model.rope_scaling.high_freq_factor = 4;
+    s->model.rope_scaling.original_max = 8192;
 }
 
 /* Presets come before the keys beside them, whatever their order in the file. */
@@ -570,8 +574,6 @@ static void require_model(struct parse *p) {
                        "missing; give it, or start from a preset");
     if (s->model.family == ZT_LLAMA && !zt_spec_given(s, "model.ffn_dim"))
         zt_problem(&p->problems, zt_schema_find("model.ffn_dim"), "missing; llama has no default");
-    if (!zt_spec_given(s, "model.rope_theta") && s->model.family == ZT_LLAMA)
-        s->model.rope_theta = 500000;
 }
 
 /* What follows from other numbers, where it is not given. */
@@ -594,6 +596,8 @@ static void derive_model(struct parse *p) {
         m->kv_heads = m->heads;
     if (!zt_spec_given(s, "model.ffn_dim") && m->family == ZT_GPT2 && (zt_spec_given(s, "model.dim") || !preset))
         m->ffn_dim = 4 * m->dim;
+    if (m->family == ZT_LLAMA && m->rope_theta == 0)
+        m->rope_theta = 500000;
     if (m->family == ZT_GPT2 && !zt_spec_given(s, "model.qkv_bias"))
         m->qkv_bias = true;
 }
@@ -806,9 +810,9 @@ static bool silent(const struct zt_spec *s, int i) {
     if ((k->flags & ZT_KEY_LLAMA) && s->model.family != ZT_LLAMA)
         return true;
     if (strcmp(k->path, "model.rope_scaling") == 0)
-        return s->rope_scaling.type != ZT_ROPE_NONE; /* its rows below say it */
+        return s->model.rope_scaling.type != ZT_ROPE_NONE; /* its rows below say it */
     if (strncmp(k->path, "model.rope_scaling.", 19) == 0)
-        return s->rope_scaling.type == ZT_ROPE_NONE;
+        return s->model.rope_scaling.type == ZT_ROPE_NONE;
     for (int j = i; j >= 0; j = zt_schema_parent(j)) {
         const struct zt_key *up = zt_schema_key(j);
         if (up->kind == ZT_KEY_SECTION && up->offset != ZT_KEY_NOWHERE &&

@@ -34,7 +34,6 @@ enum zt_state_init { ZT_STATE_EAGER = 0, ZT_STATE_LAZY };
 enum zt_tail { ZT_TAIL_SHORT = 0, ZT_TAIL_DROP };
 enum zt_average { ZT_AVERAGE_TOKEN = 0, ZT_AVERAGE_SAMPLE, ZT_AVERAGE_SQUARE };
 enum zt_recompute { ZT_RECOMPUTE_NONE = 0, ZT_RECOMPUTE_SELECTIVE, ZT_RECOMPUTE_FULL };
-enum zt_rope_scaling { ZT_ROPE_NONE = 0, ZT_ROPE_LLAMA3 };
 enum zt_scaler { ZT_SCALER_TORCH = 0, ZT_SCALER_DEEPSPEED };
 enum zt_nonfinite { ZT_NONFINITE_ABORT = 0, ZT_NONFINITE_SKIP };
 
@@ -56,11 +55,6 @@ struct zt_spec {
     } requirements;
     char preset[64];              /* "" when the model is given by its fields */
     struct zt_model_config model; /* complete after parsing */
-    struct {
-        enum zt_rope_scaling type;
-        double factor, low_freq_factor, high_freq_factor;
-        int64_t original_max;
-    } rope_scaling;
     char init_from[ZT_PATH_MAX];  /* "fresh", a folder, "run:ID@N" */
     struct {
         char path[ZT_PATH_MAX];   /* "" when sources are given */

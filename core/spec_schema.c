@@ -38,6 +38,11 @@
 #define MODEL(P, F, HI, FLAGS, HOW, H)                                                             \
     {.path = "model." P, .kind = ZT_KEY_INT64, .offset = AT(model.F), .size = SIZE(model.F),       \
      .min = 1, .max = HI, .flags = FLAGS, .computed = HOW, .help = H}
+#define ROPE_SCALINGS NAMES({"none", ZT_ROPE_NONE}, {"llama3", ZT_ROPE_LLAMA3})
+#define ROPE_NUMBER(P, F, LO, FLAGS, D, H)                                                         \
+    {.path = "model.rope_scaling." P, .kind = ZT_KEY_FLOAT, .offset = AT(model.rope_scaling.F),    \
+     .size = SIZE(model.rope_scaling.F), .min = LO, .max = 1e6, .flags = ZT_KEY_LLAMA | (FLAGS),   \
+     .computed = "the preset's, else " D, .help = H}
 
 static const struct zt_key keys[] = {
     {.path = "version", .kind = ZT_KEY_INT, .offset = AT(version), .size = SIZE(version), .min = 1,
@@ -82,22 +87,22 @@ static const struct zt_key keys[] = {
     {.path = "model.rope_theta", .kind = ZT_KEY_FLOAT, .offset = AT(model.rope_theta),
      .size = SIZE(model.rope_theta), .max = 1e12, .flags = ZT_KEY_LLAMA | ZT_KEY_ABOVE_MIN,
      .computed = "the preset's, else 500000", .help = "Base of the rotary positions."},
-    {.path = "model.rope_scaling", .kind = ZT_KEY_ENUM, .offset = AT(rope_scaling.type),
-     .size = SIZE(rope_scaling.type), .flags = ZT_KEY_LLAMA | ZT_KEY_MAP_TOO,
-     .names = NAMES({"none", ZT_ROPE_NONE}, {"llama3", ZT_ROPE_LLAMA3}), .fallback = "none",
+    {.path = "model.rope_scaling", .kind = ZT_KEY_ENUM, .offset = AT(model.rope_scaling.type),
+     .size = SIZE(model.rope_scaling.type), .flags = ZT_KEY_LLAMA | ZT_KEY_MAP_TOO,
+     .names = ROPE_SCALINGS, .computed = "the preset's, else `none`",
      .help = "Stretching of the rotary positions; with numbers: `{type: llama3, factor: 32}`."},
-    {.path = "model.rope_scaling.type", .kind = ZT_KEY_ENUM, .offset = AT(rope_scaling.type),
-     .size = SIZE(rope_scaling.type), .flags = ZT_KEY_LLAMA,
-     .names = NAMES({"none", ZT_ROPE_NONE}, {"llama3", ZT_ROPE_LLAMA3}), .fallback = "none",
-     .help = "Kind of stretching."},
-    FLOAT("model.rope_scaling.factor", rope_scaling.factor, 1, 1e6, ZT_KEY_LLAMA, "8",
-          "Longest wavelengths are divided by this."),
-    FLOAT("model.rope_scaling.low_freq_factor", rope_scaling.low_freq_factor, 0, 1e6,
-          ZT_KEY_LLAMA | ZT_KEY_ABOVE_MIN, "1", "Lower edge of the smooth part."),
-    FLOAT("model.rope_scaling.high_freq_factor", rope_scaling.high_freq_factor, 0, 1e6,
-          ZT_KEY_LLAMA | ZT_KEY_ABOVE_MIN, "4", "Upper edge of the smooth part."),
-    NUMBER(ZT_KEY_INT64, "model.rope_scaling.original_max", rope_scaling.original_max, 1, 16777216,
-           ZT_KEY_LLAMA, "8192", "Sequence length before stretching."),
+    {.path = "model.rope_scaling.type", .kind = ZT_KEY_ENUM, .offset = AT(model.rope_scaling.type),
+     .size = SIZE(model.rope_scaling.type), .flags = ZT_KEY_LLAMA, .names = ROPE_SCALINGS,
+     .computed = "the preset's, else `none`", .help = "Kind of stretching."},
+    ROPE_NUMBER("factor", factor, 1, 0, "8", "Longest wavelengths are divided by this."),
+    ROPE_NUMBER("low_freq_factor", low_freq_factor, 0, ZT_KEY_ABOVE_MIN, "1",
+                "Lower edge of the smooth part."),
+    ROPE_NUMBER("high_freq_factor", high_freq_factor, 0, ZT_KEY_ABOVE_MIN, "4",
+                "Upper edge of the smooth part."),
+    {.path = "model.rope_scaling.original_max", .kind = ZT_KEY_INT64,
+     .offset = AT(model.rope_scaling.original_max), .size = SIZE(model.rope_scaling.original_max),
+     .min = 1, .max = 16777216, .flags = ZT_KEY_LLAMA, .computed = "the preset's, else 8192",
+     .help = "Sequence length before stretching."},
     {.path = "model.norm_eps", .kind = ZT_KEY_FLOAT, .offset = AT(model.norm_eps),
      .size = SIZE(model.norm_eps), .max = 1, .flags = ZT_KEY_ABOVE_MIN,
      .computed = "the preset's, else 1e-05", .help = "Epsilon of the norms."},

@@ -157,7 +157,7 @@ static void note_bucket(struct zt_problems *p, struct zt_spec *s) {
         zt_model_table_build(&s->model, ZT_WRAP_BLOCK, 1, &t, &err))
         return;
     for (int i = 0; i < t.n_tensors; i++)
-        blocks += t.tensors[i].unit > 0 ? t.tensors[i].numel : 0;
+        blocks += t.tensors[i].layer >= 0 ? t.tensors[i].numel : 0;
     const double bytes = (double)blocks * (double)zt_dtype_size(s->precision.reduce_dtype);
     if (s->parallelism.bucket_mib * (double)ZT_MIB >= bytes)
         zt_note(p, s, zt_schema_row("parallelism.bucket_mib"),

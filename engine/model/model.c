@@ -15,6 +15,9 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
     if (table->config.family != ZT_GPT2)
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "model.family: llama is not in this version; use a gpt2 preset");
+    if (!table->config.tied_head)
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "model.tied_head: false is not in this version; leave it out");
     if (env->grad != env->compute && env->grad != ZT_F32)
         return zt_fail(err, ZT_EINVAL, "model: gradients are of the compute type %s or fp32, not %s",
                        zt_dtype_name(env->compute), zt_dtype_name(env->grad));

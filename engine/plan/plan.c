@@ -311,14 +311,14 @@ out:
 
 /* ---- what the run is ---- */
 
+/* Parameters that are multiplied: what is only looked up is not; a tied embedding is the head too. */
 static int64_t flops_base(const struct zt_model_table *t) {
     int64_t n = t->parameters;
-    for (int i = 0; i < t->n_tensors;
-         i++) /* looked up, not multiplied; a tied one is the head too */
-        if (strstr(t->tensors[i].name, "wpe") ||
-            (!t->config.tied_head &&
-             (strstr(t->tensors[i].name, "wte") || strstr(t->tensors[i].name, "embed_tokens"))))
-            n -= t->tensors[i].numel;
+    for (int i = 0; i < t->n_tensors; i++) {
+        const struct zt_tensor_def *d = &t->tensors[i];
+        if (d->role == ZT_ROLE_POSITIONS || (d->role == ZT_ROLE_EMBEDDING && !t->config.tied_head))
+            n -= d->numel;
+    }
     return n;
 }
 

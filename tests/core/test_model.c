@@ -110,26 +110,167 @@ Test(model, initial_values) {
     zt_model_table_free(&t);
 }
 
-/* Closed formula for the llama family: 2Vh (Vh if tied) + L (2h^2 + 2 h d a_kv + 3hf + 2h) + h,
- * plus the q, k, v biases of Qwen2. */
-Test(model, llama_presets_have_the_published_sizes) {
-    static const struct { const char *preset; int64_t parameters; } want[] = {
-        {"llama3-1b", 1235814400},   {"llama3-8b", 8030261248},    {"llama3-70b", 70553706496},
-        {"llama3-405b", 405853388800}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-7b", 7615616512},
+/* Published sizes: https://huggingface.co/meta-llama, https://huggingface.co/Qwen. The small one by hand:
+ * L (2 h^2 + 2 h d kv + 3 h f + 2 h) + 2 V h + h = 4 x 46,208 + 32,832. */
+Test(model, llama_counts) {
+    static const struct { const char *preset; int64_t parameters; int tensors, units; } want[] = {
+        {"llama3-1b", 1235814400, 2 + 16 * 9, 17},
+        {"llama3-8b", 8030261248, 3 + 32 * 9, 34},
+        {"llama3-70b", 70553706496, 3 + 80 * 9, 82},
+        {"llama3-405b", 405853388800, 3 + 126 * 9, 128},
+        {"qwen2.5-0.5b", 494032768, 2 + 24 * 12, 25},
+        {"qwen2.5-7b", 7615616512, 3 + 28 * 12, 30},
+        /* 4 (2 x 128^2 + 2 x 128 x 64 + 3 x 128 x 352 + 256) + 2 x 256 x 128 + 128 */
+        {"llama-nano", 803968, 3 + 4 * 9, 6},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_table t = build(want[i].preset);
+        cr_expect_eq(t.parameters, want[i].parameters, "%s: %lld", want[i].preset,
+                     (long long)t.parameters);
+        cr_expect_eq(t.n_tensors, want[i].tensors, "%s", want[i].preset);
+        cr_expect_eq(t.n_units, want[i].units, "%s", want[i].preset);
+        zt_model_table_free(&t);
+    }
+    struct zt_model_config c = {.family = ZT_LLAMA, .layers = 4, .heads = 4, .kv_heads = 2, .head_dim = 16,
+                                .dim = 64, .ffn_dim = 176, .vocab_size = 256, .seq_len_max = 64,
+                                .norm_eps = 1e-5, .rope_theta = 10000};
+    struct zt_model_table t;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0, "%s", err.msg);
+    cr_expect_eq(t.parameters, 217664);
+    int64_t block = 0;
+    for (int i = 0; i < t.units[1].n_tensors; i++)
+        block += t.tensors[t.units[1].first_tensor + i].numel;
+    cr_expect_eq(block, 46208);
+    zt_model_table_free(&t);
+}
+
+/* Names as Hugging Face's files have them. */
+static const struct { const char *name; int64_t rows, cols; int with; } llama_block[] = {
+    {"input_layernorm.weight", 96, 1, 0},
+    {"self_attn.q_proj.weight", 64, 96, 0},
+    {"self_attn.q_proj.bias", 64, 1, 1},
+    {"self_attn.k_proj.weight", 32, 96, 0},
+    {"self_attn.k_proj.bias", 32, 1, 1},
+    {"self_attn.v_proj.weight", 32, 96, 0},
+    {"self_attn.v_proj.bias", 32, 1, 1},
+    {"self_attn.q_norm.weight", 16, 1, 2},
+    {"self_attn.k_norm.weight", 16, 1, 2},
+    {"self_attn.o_proj.weight", 96, 64, 0},
+    {"post_attention_layernorm.weight", 96, 1, 0},
+    {"mlp.gate_proj.weight", 160, 96, 0},
+    {"mlp.up_proj.weight", 160, 96, 0},
+    {"mlp.down_proj.weight", 96, 160, 0},
+};
+
+static void check_llama(bool tied, int with, enum zt_wrap wrap) {
+    const struct zt_model_config c = {
+        .family = ZT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .dim = 96,
+        .ffn_dim = 160, .vocab_size = 300, .seq_len_max = 64, .norm_eps = 1e-5, .rope_theta = 10000,
+        .tied_head = tied, .qkv_bias = with & 1, .qk_norm = with & 2};
+    struct zt_model_table t;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_table_build(&c, wrap, 1, &t, &err), 0, "%s", err.msg);
+    int at = 0;
+    cr_expect_str_eq(t.tensors[at++].name, "model.embed_tokens.weight");
+    if (tied)
+        cr_expect_str_eq(t.tensors[at++].name, "model.norm.weight");
+    cr_expect_str_eq(t.units[0].name, tied ? "root" : "embed");
+    for (int layer = 0; layer < 2; layer++)
+        for (size_t k = 0; k < sizeof llama_block / sizeof llama_block[0]; k++) {
+            if (llama_block[k].with && !(llama_block[k].with & with))
+                continue;
+            const struct zt_tensor_def *d = &t.tensors[at++];
+            const int mlp = k >= 10, unit = wrap == ZT_WRAP_PART ? 1 + 2 * layer + mlp : 1 + layer;
+            char name[96];
+            snprintf(name, sizeof name, "model.layers.%d.%s", layer, llama_block[k].name);
+            cr_expect_str_eq(d->name, name);
+            cr_expect_eq(d->shape[0], llama_block[k].rows, "%s", name);
+            cr_expect_eq(d->shape[1], llama_block[k].cols, "%s", name);
+            cr_expect_eq(d->unit, unit, "%s", name);
+            cr_expect_eq(d->layer, layer);
+            cr_expect_eq(zt_model_find(&t, layer, d->role, d->piece), at - 1, "%s", name);
+            const bool norm = strstr(name, "norm"), out = strstr(name, "o_proj") || strstr(name, "down");
+            cr_expect_eq(d->init, strstr(name, "bias") ? ZT_INIT_ZERO : norm ? ZT_INIT_ONE : ZT_INIT_NORMAL);
+            if (d->init == ZT_INIT_NORMAL)
+                cr_expect_float_eq(d->init_std, out ? 0.02 / 2 : 0.02, 1e-18, "%s", name);
+        }
+    if (!tied) {
+        const struct zt_unit_def *head = &t.units[t.n_units - 1];
+        cr_expect_str_eq(head->name, "head");
+        cr_expect(head->first_tensor == at && head->n_tensors == 2);
+        cr_expect_str_eq(t.tensors[at++].name, "model.norm.weight");
+        cr_expect_str_eq(t.tensors[at].name, "lm_head.weight");
+        cr_expect(t.tensors[at].shape[0] == 300 && t.tensors[at].shape[1] == 96);
+        at++;
+    }
+    cr_expect_eq(at, t.n_tensors);
+    cr_expect_eq(t.n_units, 1 + (wrap == ZT_WRAP_PART ? 4 : 2) + !tied);
+    cr_expect_eq(zt_model_find(&t, 0, ZT_ROLE_QKV, ZT_WEIGHT), -1);
+    cr_expect_eq(zt_model_find(&t, 0, ZT_ROLE_Q, ZT_BIAS) >= 0, with & 1);
+    zt_model_table_free(&t);
+}
+
+Test(model, llama_tensor_order) {
+    for (int with = 0; with < 4; with++)
+        for (int tied = 0; tied < 2; tied++) {
+            check_llama(tied, with, ZT_WRAP_BLOCK);
+            check_llama(tied, with, ZT_WRAP_PART);
+        }
+}
+
+/* An untied head is a unit of its own, last in forward and first in backward; GPT-2's likewise. */
+Test(model, walk_of_an_untied_head) {
+    static const struct { const char *trainable; int n; int backward[6]; } want[] = {
+        {"*", 6, {5, 4, 3, 2, 1, 0}},
+        {"*.layers.2.*", 3, {5, 4, 3}},
+        {"lm_head.weight", 1, {5}},
+        {"model.embed_tokens.weight", 6, {5, 4, 3, 2, 1, 0}},
+    };
+    struct zt_model_table t = build("llama-nano");
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_model_walk w;
+        struct zt_error err = {0};
+        cr_assert_eq(zt_model_set_trainable(&t, &want[i].trainable, 1, &err), 0, "%s", err.msg);
+        cr_assert_eq(zt_model_walk_build(&t, &w, &err), 0, "%s", err.msg);
+        cr_assert_eq(w.n_forward, 6);
+        for (int u = 0; u < 6; u++)
+            cr_expect_eq(w.forward[u], u);
+        cr_assert_eq(w.n_backward, want[i].n, "%s", want[i].trainable);
+        for (int u = 0; u < want[i].n; u++)
+            cr_expect_eq(w.backward[u], want[i].backward[u], "%s", want[i].trainable);
+        zt_model_walk_free(&w);
+    }
+    struct zt_model_config c = t.config;
+    zt_model_table_free(&t);
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_preset("gpt2-nano", &c, &err), 0);
+    c.tied_head = false;
+    cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_N, 2, &t, &err), 0, "%s", err.msg);
+    static const char *const names[] = {"embed", "blocks0-1", "blocks2-3", "head"};
+    cr_assert_eq(t.n_units, 4);
+    for (int u = 0; u < 4; u++)
+        cr_expect_str_eq(t.units[u].name, names[u]);
+    cr_expect_str_eq(t.tensors[t.n_tensors - 1].name, "lm_head.weight");
+    cr_expect_str_eq(t.tensors[t.n_tensors - 2].name, "transformer.ln_f.bias");
+    zt_model_table_free(&t);
+}
+
+/* What the published configurations say of the rotary positions. */
+Test(model, rope_of_the_presets) {
+    static const struct { const char *preset; double theta; enum zt_rope_scaling type; double factor; } want[] = {
+        {"llama3-1b", 500000, ZT_ROPE_LLAMA3, 32},  {"llama3-8b", 500000, ZT_ROPE_NONE, 0},
+        {"llama3-405b", 500000, ZT_ROPE_LLAMA3, 8}, {"qwen2.5-7b", 1000000, ZT_ROPE_NONE, 0},
     };
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         struct zt_model_config c;
         struct zt_error err;
         cr_assert_eq(zt_model_preset(want[i].preset, &c, &err), 0);
-        cr_assert_eq(zt_model_config_check(&c, &err), 0, "%s", err.msg);
-        int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-        int64_t block = 2 * c.dim * q + 2 * c.dim * kv + 3 * c.dim * c.ffn_dim + 2 * c.dim +
-                        (c.qkv_bias ? q + 2 * kv : 0);
-        int64_t n = (c.tied_head ? 1 : 2) * c.vocab_size * c.dim + c.layers * block + c.dim;
-        cr_assert_eq(n, want[i].parameters, "%s: %lld", want[i].preset, (long long)n);
-        struct zt_model_table t;
-        cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), ZT_EUNSUPPORTED);
-        cr_assert_str_eq(err.msg, "model.family: llama is not in this version; use a gpt2 preset");
+        cr_expect_eq(c.rope_theta, want[i].theta);
+        cr_expect_eq(c.rope_scaling.type, want[i].type, "%s", want[i].preset);
+        if (c.rope_scaling.type == ZT_ROPE_LLAMA3)
+            cr_expect(c.rope_scaling.factor == want[i].factor && c.rope_scaling.low_freq_factor == 1 &&
+                      c.rope_scaling.high_freq_factor == 4 && c.rope_scaling.original_max == 8192);
     }
 }
 
@@ -159,6 +300,24 @@ Test(model, refusals) {
     bad = c;
     bad.vocab_size = INT64_MAX;
     cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    struct zt_model_config llama;
+    cr_assert_eq(zt_model_preset("llama-nano", &llama, &err), 0);
+    bad = llama;
+    bad.head_dim = 33;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_str_eq(err.msg, "model.head_dim: 33 is odd, but rotary positions turn pairs; give an even number");
+    bad = llama;
+    bad.kv_heads = 3;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_str_eq(err.msg, "model.kv_heads: 3 does not divide heads 4");
+    bad = llama;
+    bad.rope_theta = 0;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    bad = llama;
+    bad.rope_scaling.type = ZT_ROPE_LLAMA3;
+    bad.rope_scaling.low_freq_factor = 4;
+    cr_assert_eq(zt_model_config_check(&bad, &err), ZT_EINVAL);
+    cr_assert_str_eq(err.msg, "model.rope_scaling.high_freq_factor: 4 is not above low_freq_factor 4");
     cr_assert_null(zt_model_preset_name(-1));
     cr_assert_null(zt_model_preset_name(12));
     cr_assert_str_eq(zt_model_preset_name(0), "gpt2-nano");
@@ -267,10 +426,11 @@ Test(model, closed_form_counts) {
     }
 }
 
-/* Where there is a table, both agree: the total, and what no rank cuts. A layer is what shares a name up to its
+/* The table and the closed form agree: the total, and what no rank cuts. A layer is what shares a name up to its
  * last dot. */
 Test(model, closed_form_is_the_tables) {
-    static const char *const presets[] = {"gpt2-nano", "gpt2-124m", "gpt2-1558m"};
+    static const char *const presets[] = {"gpt2-nano",   "gpt2-124m",    "gpt2-1558m", "llama-nano", "llama3-1b",
+                                          "llama3-8b", "llama3-405b", "qwen2.5-0.5b", "qwen2.5-7b"};
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         struct zt_model_table t = build(presets[i]);
         struct zt_model_count n;
