@@ -43,6 +43,23 @@ struct zt_model_count {
 };
 int zt_model_count(const struct zt_model_config *c, struct zt_model_count *out, struct zt_error *err);
 
+/* Where n elements of a buffer are in a logical tensor: element i is
+ * first + ((at + i) / row) * stride + (at + i) % row. A cut of columns has rows that are `stride`
+ * apart; one stretch of the tensor is a single row (zt_span_plain). */
+struct zt_span {
+    uint64_t first;
+    int64_t at, row, stride;
+};
+static inline struct zt_span zt_span_plain(uint64_t first, int64_t n) {
+    return (struct zt_span){first, 0, n, n};
+}
+/* Logical index of element i, and how many from it on, at most n, follow one another. */
+static inline int64_t zt_span_run(const struct zt_span *s, int64_t i, int64_t n, uint64_t *index) {
+    const int64_t in_row = (s->at + i) % s->row;
+    *index = s->first + (uint64_t)((s->at + i) / s->row * s->stride + in_row);
+    return n < s->row - in_row ? n : s->row - in_row;
+}
+
 enum zt_init { ZT_INIT_NORMAL, ZT_INIT_ZERO, ZT_INIT_ONE };
 
 /* What a tensor is for, the same in every family. QKV: queries, keys and values in one (gpt2); Q, K, V

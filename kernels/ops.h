@@ -22,6 +22,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/fixsum.h"
+#include "core/model.h"
 
 struct zt_ops_ctx; /* pool, GEMM plans, dispatch level: created per trainer */
 
@@ -35,12 +36,12 @@ struct zt_adamw_params {
     double lr, beta1, beta2, eps, weight_decay;
     int64_t step;      /* t, from 1 */
     double grad_scale; /* clip coefficient, multiplied into g (1.0 = none) */
-    /* Stochastic rounding of what is stored in bf16 (D10): keyed by seed, step and tensor; `first` is
-     * the logical index of element 0 in its tensor. Else nearest even. */
+    /* Stochastic rounding of what is stored in bf16 (D10): keyed by seed, step, tensor and logical
+     * index in it, which `span` tells. Else nearest even, and nobody looks at `span`. */
     bool stochastic;
     uint64_t seed;
     uint32_t tensor;
-    uint64_t first;
+    struct zt_span span;
 };
 
 /* What AdamW reads and writes, n elements each. One of
@@ -155,23 +156,25 @@ struct zt_ops {
     int (*accumulate)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const void *src,
                       enum zt_dtype st, int64_t n, struct zt_error *err);
     /* bf16 from fp32, up with the probability of the part that is cut off: 16 random bits are added
-     * and the low half is cleared. NaN and infinity stay. `first` is the logical index of element 0
-     * (D10), so any cut of a tensor draws the same. */
+     * and the low half is cleared. NaN and infinity stay. Drawn by logical index (D10), so any cut
+     * of a tensor draws the same. */
     int (*round_stochastic)(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
-                            int64_t n, uint64_t seed, uint32_t step, uint32_t tensor, uint64_t first,
-                            struct zt_error *err);
-    /* Fills n elements of a logical tensor from logical index `first`: N(0, std) by Philox (D10). */
-    int (*fill_normal)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed, uint32_t tensor,
-                       uint64_t first, int64_t n, double std, struct zt_error *err);
+                            int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
+                            struct zt_span span, struct zt_error *err);
+    /* Fills n elements of a logical tensor: N(0, std) by Philox, each by its logical index (D10).
+     */
+    int (*fill_normal)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
+                       uint32_t tensor, struct zt_span span, int64_t n, double std,
+                       struct zt_error *err);
 
     /* What the host asks the device for, besides the sums above. */
     /* *valid += targets that are not -1 */
     int (*count_targets)(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
                          struct zt_error *err);
-    /* sum (low, high word) += XXH3-128 of (tensor u32, first + i u64, bits of v[i] as fp32 u32), all
-     * little-endian, over i < n, mod 2^128 (D12). fp32, bf16, fp16. */
+    /* sum (low, high word) += XXH3-128 of (tensor u32, logical index u64, bits of v[i] as fp32
+     * u32), all little-endian, over i < n, mod 2^128 (D12). fp32, bf16, fp16. */
     int (*hash_values)(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
-                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err);
+                       struct zt_span span, int64_t n, uint64_t sum[2], struct zt_error *err);
 };
 
 /* How the operators of a device come to be: what a trainer is given. create: the context is the

@@ -282,7 +282,7 @@ static int call(struct zt_ops_ctx *x, const struct buffers *b, const struct cal_
         return o->copy(x, out, in, (size_t)s[0], err);
     }
     if (!strcmp(c->op, "random")) {
-        return o->fill_normal(x, t, out, 1, 1, 0, s[0], 0.02, err);
+        return o->fill_normal(x, t, out, 1, 1, zt_span_plain(0, s[0]), s[0], 0.02, err);
     }
     return o->scale(x, t, out, 1.0f, s[0], err);
 }

@@ -28,7 +28,7 @@ int zt_optim_adamw(const struct zt_ops *ops, struct zt_ops_ctx *x, const struct 
                                     .stochastic = c->stochastic,
                                     .seed = c->seed,
                                     .tensor = r->tensor,
-                                    .first = r->first};
+                                    .span = r->span};
         struct zt_adamw_buffers run = *b;
         run.param = at(b->param, r->offset, b->param_type);
         run.master = b->master ? b->master + r->offset : NULL;

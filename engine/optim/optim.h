@@ -19,12 +19,12 @@ struct zt_optim_config {
 
 /* A contiguous run of elements that share the weight-decay flag. Alignment gaps inside a run hold
  * zeros in every buffer and stay zeros under AdamW. With stochastic rounding a run lies inside one
- * tensor and knows the logical index of its first element. */
+ * tensor and knows where. */
 struct zt_optim_run {
     int64_t offset, count;
     bool decay;
     uint32_t tensor;
-    uint64_t first;
+    struct zt_span span;
 };
 
 /* One update of n runs of the same buffers, offsets counted from their pointers. factor is

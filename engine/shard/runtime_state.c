@@ -45,8 +45,8 @@ static int build_runs(struct zt_runtime *r, struct rt_group *g) {
         if (last && last->decay == decay && !r->recipe->stochastic)
             last->count = p.at + p.count - last->offset;
         else
-            g->runs[g->n_runs++] =
-                (struct zt_optim_run){p.at, p.count, decay, (uint32_t)e->tensor, (uint64_t)p.first};
+            g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay, (uint32_t)e->tensor,
+                                                         zt_span_plain((uint64_t)p.first, p.count)};
     }
     return 0;
 }
@@ -74,9 +74,9 @@ static int draw(struct zt_runtime *r, const struct rt_group *g, void *base, enum
         void *at = rt_at(base, p.at, t);
         if (!p.count) continue;
         if (d->init == ZT_INIT_NORMAL)
-            rc =
-                ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)e->tensor,
-                                 (uint64_t)p.first, p.count, d->init_std, err);
+            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed,
+                                  (uint32_t)e->tensor, zt_span_plain((uint64_t)p.first, p.count),
+                                  p.count, d->init_std, err);
         else if (d->init == ZT_INIT_ONE)
             rc = ops->fill(r->env.ctx, t, at, 1.0f, p.count, err);
     }
@@ -189,7 +189,8 @@ int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
         const void *v = value_at(g, p.at, &t);
         uint64_t sum[2] = {0, 0};
         int rc = p.count ? r->env.ops->hash_values(r->env.ctx, t, v, (uint32_t)e->tensor,
-                                                   (uint64_t)p.first, p.count, sum, err)
+                                                   zt_span_plain((uint64_t)p.first, p.count),
+                                                   p.count, sum, err)
                          : 0;
         if (rc) return rc;
         zt_hash128_add(own, (struct zt_hash128){sum[0], sum[1]});

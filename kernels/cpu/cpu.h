@@ -54,9 +54,9 @@ int zt_cpu_accumulate(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const v
                       enum zt_dtype st, int64_t n, struct zt_error *err);
 int zt_cpu_round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
                             int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
-                            uint64_t first, struct zt_error *err);
+                            struct zt_span span, struct zt_error *err);
 int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
-                       uint32_t tensor, uint64_t first, int64_t n, double std,
+                       uint32_t tensor, struct zt_span span, int64_t n, double std,
                        struct zt_error *err);
 int zt_cpu_gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
                         struct zt_error *err);
@@ -67,7 +67,7 @@ int zt_cpu_count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n
 
 /* hash.c */
 int zt_cpu_hash_values(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
-                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err);
+                       struct zt_span span, int64_t n, uint64_t sum[2], struct zt_error *err);
 
 /* optim.c */
 int zt_cpu_adamw(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,

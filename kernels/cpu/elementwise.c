@@ -132,29 +132,35 @@ struct noise {
     const struct zt_vec *vec;
     uint16_t *dst;
     const float *src;
-    uint64_t seed, first;
+    uint64_t seed;
+    struct zt_span span;
     uint32_t step, stream;
 };
+
+/* How many elements from i on can be drawn at once, at most `left`, and the first one's index. */
+static int64_t drawn(const struct zt_span *s, int64_t i, int64_t left, uint64_t *index) {
+    return zt_span_run(s, i, left < ZT_VEC_RANDOM ? left : ZT_VEC_RANDOM, index);
+}
 
 static void round_range(void *arg, int64_t first, int64_t count, int thread) {
     const struct noise *r = arg;
     uint32_t word[4][ZT_VEC_RANDOM];
     (void)thread;
-    for (int64_t i = first; i < first + count; i += ZT_VEC_RANDOM) {
-        const int64_t left = first + count - i;
-        const size_t n = (size_t)(left < ZT_VEC_RANDOM ? left : ZT_VEC_RANDOM);
-        r->vec->random(word, r->seed, r->step, r->stream, r->first + (uint64_t)i, n);
-        r->vec->round_noisy(r->dst + i, r->src + i, word[0], n);
+    for (int64_t i = first, n; i < first + count; i += n) {
+        uint64_t index;
+        n = drawn(&r->span, i, first + count - i, &index);
+        r->vec->random(word, r->seed, r->step, r->stream, index, (size_t)n);
+        r->vec->round_noisy(r->dst + i, r->src + i, word[0], (size_t)n);
     }
 }
 
 int zt_cpu_round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
                             int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
-                            uint64_t first, struct zt_error *err) {
+                            struct zt_span span, struct zt_error *err) {
     if (dt != ZT_BF16)
         return zt_fail(err, ZT_EUNSUPPORTED, "round_stochastic: to bf16 only, not %s",
                        zt_dtype_name(dt));
-    struct noise r = {x->vec, dst, src, seed, first, step, 0};
+    struct noise r = {x->vec, dst, src, seed, span, step, 0};
     int rc = zt_cpu_stream("round_stochastic", ZT_RNG_ROUNDING, tensor, &r.stream, err);
     if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN_MATH, round_range, &r);
     return rc;
@@ -246,7 +252,8 @@ struct normal {
     const struct zt_vec *vec;
     enum zt_dtype t;
     void *v;
-    uint64_t seed, first;
+    uint64_t seed;
+    struct zt_span span;
     uint32_t tensor, stream;
     double std;
 };
@@ -257,10 +264,10 @@ static void normal_range(void *arg, int64_t first, int64_t count, int thread) {
     uint32_t word[4][ZT_VEC_RANDOM];
     uint16_t doubtful[ZT_VEC_RANDOM];
     (void)thread;
-    for (int64_t i = first; i < first + count; i += ZT_VEC_RANDOM) {
-        const int64_t left = first + count - i, n = left < ZT_VEC_RANDOM ? left : ZT_VEC_RANDOM;
+    for (int64_t i = first, n; i < first + count; i += n) {
         float wide[ZT_VEC_RANDOM];
-        const uint64_t from = r->first + (uint64_t)i;
+        uint64_t from;
+        n = drawn(&r->span, i, first + count - i, &from);
         r->vec->random(word, r->seed, 0, r->stream, from, (size_t)n);
         size_t left_out = r->vec->normal(wide, (const uint32_t(*)[ZT_VEC_RANDOM])word, (size_t)n,
                                          r->std, doubtful);
@@ -273,11 +280,11 @@ static void normal_range(void *arg, int64_t first, int64_t count, int thread) {
 }
 
 int zt_cpu_fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
-                       uint32_t tensor, uint64_t first, int64_t n, double std,
+                       uint32_t tensor, struct zt_span span, int64_t n, double std,
                        struct zt_error *err) {
     int rc = zt_cpu_need_float("fill_normal", t, err);
     if (rc != ZT_OK) return rc;
-    struct normal r = {x->vec, t, v, seed, first, tensor, 0, std};
+    struct normal r = {x->vec, t, v, seed, span, tensor, 0, std};
     rc = zt_cpu_stream("fill_normal", ZT_RNG_INIT, tensor, &r.stream, err);
     if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN_MATH, normal_range, &r);
     return rc;

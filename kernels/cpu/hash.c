@@ -19,24 +19,26 @@ static void put_le64(unsigned char *p, uint64_t v) {
 }
 
 int zt_cpu_hash_values(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
-                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err) {
+                       struct zt_span span, int64_t n, uint64_t sum[2], struct zt_error *err) {
     enum { CHUNK = 256 };
     unsigned char message[16];
     float wide[CHUNK];
     int rc = zt_cpu_need_float("hash_values", t, err);
     if (rc) return rc;
     put_le32(message, tensor);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = i % CHUNK, left = n - i < CHUNK ? n - i : CHUNK;
-        uint32_t bits;
-        if (at == 0) /* exact: every 16-bit value is one of fp32 */
-            x->vec->of[t].widen(wide, (const char *)v + (size_t)i * zt_dtype_size(t), (size_t)left);
-        memcpy(&bits, &wide[at], sizeof bits);
-        put_le64(message + 4, first + (uint64_t)i);
-        put_le32(message + 12, bits);
-        XXH128_hash_t h = XXH3_128bits(message, sizeof message);
-        sum[0] += h.low64;
-        sum[1] += h.high64 + (sum[0] < h.low64);
+    for (int64_t i = 0, run; i < n; i += run) {
+        uint64_t index;
+        run = zt_span_run(&span, i, n - i < CHUNK ? n - i : CHUNK, &index);
+        x->vec->of[t].widen(wide, zt_cpu_at(v, i, t), (size_t)run); /* exact: 16 bits fit in fp32 */
+        for (int64_t k = 0; k < run; k++) {
+            uint32_t bits;
+            memcpy(&bits, &wide[k], sizeof bits);
+            put_le64(message + 4, index + (uint64_t)k);
+            put_le32(message + 12, bits);
+            XXH128_hash_t h = XXH3_128bits(message, sizeof message);
+            sum[0] += h.low64;
+            sum[1] += h.high64 + (sum[0] < h.low64);
+        }
     }
     return 0;
 }

@@ -14,7 +14,8 @@ struct adamw {
     struct zt_adamw_buffers b;
     struct zt_vec_adamw a;
     bool stochastic;
-    uint64_t seed, first;
+    uint64_t seed;
+    struct zt_span span;
     uint32_t step, stream;
 };
 
@@ -35,7 +36,8 @@ static void store(const struct adamw *j, void *at, enum zt_dtype t, const float 
         j->vec->of[t].narrow(at, wide, n);
 }
 
-static void adamw_piece(const struct adamw *j, int64_t i, size_t n) {
+/* index: logical, of element i. */
+static void adamw_piece(const struct adamw *j, int64_t i, size_t n, uint64_t index) {
     const struct zt_adamw_buffers *b = &j->b;
     float room[4][PIECE];
     uint32_t noise[4][PIECE];
@@ -45,8 +47,7 @@ static void adamw_piece(const struct adamw *j, int64_t i, size_t n) {
     float *wv = wide_of(j, v, b->moment_type, room[2], n);
     float *g = wide_of(j, zt_cpu_at(b->grad, i, b->grad_type), b->grad_type, room[3], n);
     float *wp = b->master ? b->master + i : wide_of(j, param, b->param_type, room[0], n);
-    if (j->stochastic)
-        j->vec->random(noise, j->seed, j->step, j->stream, j->first + (uint64_t)i, n);
+    if (j->stochastic) j->vec->random(noise, j->seed, j->step, j->stream, index, n);
     j->vec->adamw(wp, wm, wv, g, n, &j->a);
     if (b->master)
         j->vec->of[b->param_type].narrow(param, wp, n);
@@ -62,8 +63,12 @@ static void adamw_range(void *arg, int64_t first, int64_t count, int thread) {
         j->b.param_type == ZT_F32 && j->b.moment_type == ZT_F32 && j->b.grad_type == ZT_F32;
     const int64_t piece = whole ? count : PIECE;
     (void)thread;
-    for (int64_t i = 0; i < count; i += piece)
-        adamw_piece(j, first + i, (size_t)(count - i < piece ? count - i : piece));
+    for (int64_t i = 0, n; i < count; i += n) {
+        uint64_t index = 0;
+        n = count - i < piece ? count - i : piece;
+        if (j->stochastic) n = zt_span_run(&j->span, first + i, n, &index);
+        adamw_piece(j, first + i, (size_t)n, index);
+    }
 }
 
 static int adamw_check(const struct zt_adamw_buffers *b, const struct zt_adamw_params *a,
@@ -107,7 +112,7 @@ int zt_cpu_adamw(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t
                       .stochastic = a->stochastic && ((!b->master && b->param_type == ZT_BF16) ||
                                                       b->moment_type == ZT_BF16),
                       .seed = a->seed,
-                      .first = a->first,
+                      .span = a->span,
                       .step = (uint32_t)a->step};
     if (j.stochastic) rc = zt_cpu_stream("adamw", ZT_RNG_ROUNDING, a->tensor, &j.stream, err);
     if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN, adamw_range, &j);

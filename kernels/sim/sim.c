@@ -173,15 +173,15 @@ static int accumulate(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const v
 
 static int round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, const float *src,
                             int64_t n, uint64_t seed, uint32_t step, uint32_t tensor,
-                            uint64_t first, struct zt_error *err) {
-    (void)dst, (void)src, (void)seed, (void)step, (void)tensor, (void)first, (void)err;
+                            struct zt_span span, struct zt_error *err) {
+    (void)dst, (void)src, (void)seed, (void)step, (void)tensor, (void)span, (void)err;
     return work(x, zt_work_random(n, dt));
 }
 
 static int fill_normal(struct zt_ops_ctx *x, enum zt_dtype t, void *v, uint64_t seed,
-                       uint32_t tensor, uint64_t first, int64_t n, double std,
+                       uint32_t tensor, struct zt_span span, int64_t n, double std,
                        struct zt_error *err) {
-    (void)v, (void)seed, (void)tensor, (void)first, (void)std, (void)err;
+    (void)v, (void)seed, (void)tensor, (void)span, (void)std, (void)err;
     return work(x, zt_work_random(n, t));
 }
 
@@ -193,8 +193,8 @@ static int count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n
 }
 
 static int hash_values(struct zt_ops_ctx *x, enum zt_dtype t, const void *v, uint32_t tensor,
-                       uint64_t first, int64_t n, uint64_t sum[2], struct zt_error *err) {
-    (void)x, (void)t, (void)v, (void)tensor, (void)first, (void)n, (void)sum, (void)err;
+                       struct zt_span span, int64_t n, uint64_t sum[2], struct zt_error *err) {
+    (void)x, (void)t, (void)v, (void)tensor, (void)span, (void)n, (void)sum, (void)err;
     return 0; /* 0 on every rank: they agree */
 }
 

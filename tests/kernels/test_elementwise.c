@@ -166,7 +166,8 @@ static void body_add(struct zt_ops_ctx *x, float *out) {
     OK(zt_ops_cpu()->add(x, ZT_F32, out, bits_in, bits_dy, BITS_N, &err));
 }
 static void body_normal(struct zt_ops_ctx *x, float *out) {
-    OK(zt_ops_cpu()->fill_normal(x, ZT_F32, out, 42, 3, 1000, BITS_N, 0.02, &err));
+    OK(zt_ops_cpu()->fill_normal(x, ZT_F32, out, 42, 3, zt_span_plain(1000, BITS_N), BITS_N, 0.02,
+                                 &err));
 }
 
 Test(elementwise, same_bits_for_threads_and_sets) {
@@ -192,7 +193,7 @@ Test(elementwise, fill_normal_is_the_definition_on_every_set) {
         struct zt_ops_ctx *x = context(2, isa_names[s], NULL);
         for (int f = 0; f < 5; f++) {
             float *out = buffer(N);
-            OK(o->fill_normal(x, ZT_F32, out, 2, 3, firsts[f], N, 0.02, &err));
+            OK(o->fill_normal(x, ZT_F32, out, 2, 3, zt_span_plain(firsts[f], N), N, 0.02, &err));
             for (int i = 0; i < N; i++) {
                 const double z = zt_rng_normal(2, ZT_RNG_INIT, 0, 3, firsts[f] + (uint64_t)i);
                 cr_assert_eq(out[i], (float)(z * 0.02), "%s %d: element %llu", isa_names[s], f,
@@ -209,9 +210,9 @@ Test(elementwise, fill_normal_depends_on_the_logical_index_only) {
     struct zt_ops_ctx *x = context(2, NULL, NULL);
     enum { N = 9000 };
     float *whole = buffer(N), *part = buffer(N);
-    OK(o->fill_normal(x, ZT_F32, whole, 7, 5, 0, N, 0.02, &err));
-    OK(o->fill_normal(x, ZT_F32, part, 7, 5, 0, 1234, 0.02, &err));
-    OK(o->fill_normal(x, ZT_F32, part + 1234, 7, 5, 1234, N - 1234, 0.02, &err));
+    OK(o->fill_normal(x, ZT_F32, whole, 7, 5, zt_span_plain(0, N), N, 0.02, &err));
+    OK(o->fill_normal(x, ZT_F32, part, 7, 5, zt_span_plain(0, 1234), 1234, 0.02, &err));
+    OK(o->fill_normal(x, ZT_F32, part + 1234, 7, 5, zt_span_plain(1234, N), N - 1234, 0.02, &err));
     same_bits(whole, part, N, "fill_normal in two pieces", 2, "best");
     double sum = 0.0, squares = 0.0;
     for (int i = 0; i < N; i++) {

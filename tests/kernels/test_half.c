@@ -203,8 +203,8 @@ Test(half, initial_values_are_the_fp32_ones_rounded) {
     for (int k = 0; k < 2; k++) {
         uint16_t *h = half_buffer(N);
         float *w = buffer(N);
-        OK(o->fill_normal(x, halves[k], h, 7, 3, 11, N, 0.02, &err));
-        OK(o->fill_normal(x, ZT_F32, w, 7, 3, 11, N, 0.02, &err));
+        OK(o->fill_normal(x, halves[k], h, 7, 3, zt_span_plain(11, N), N, 0.02, &err));
+        OK(o->fill_normal(x, ZT_F32, w, 7, 3, zt_span_plain(11, N), N, 0.02, &err));
         is_rounded(h, w, N, halves[k], "initial values");
         OK(o->fill(x, halves[k], h, 0.1f, N, &err));
         for (int i = 0; i < N; i++) w[i] = 0.1f;

@@ -28,8 +28,8 @@ Test(stochastic, follows_the_definition_on_every_set) {
         struct zt_ops_ctx *x = context(3, isa_names[s], NULL);
         for (int f = 0; f < 5; f++) {
             uint16_t *out = half_buffer(N);
-            OK(o->round_stochastic(x, out, ZT_BF16, in, N, 0x123456789abcdefull, 7, 42, firsts[f],
-                                   &err));
+            OK(o->round_stochastic(x, out, ZT_BF16, in, N, 0x123456789abcdefull, 7, 42,
+                                   zt_span_plain(firsts[f], N), &err));
             for (int i = 0; i < N; i++)
                 cr_assert_eq(out[i], noisy(in[i], word_of(0x123456789abcdefull, 7, 42,
                                                           firsts[f] + (uint64_t)i, 0)));
@@ -50,7 +50,7 @@ Test(stochastic, is_unbiased) {
     for (int sign = -1; sign <= 1; sign += 2) {
         double ups = 0.0;
         for (int i = 0; i < N; i++) in[i] = (float)sign * (1.0f + 0x1p-10f);
-        OK(o->round_stochastic(x, out, ZT_BF16, in, N, 3, 1, 0, 0, &err));
+        OK(o->round_stochastic(x, out, ZT_BF16, in, N, 3, 1, 0, zt_span_plain(0, N), &err));
         for (int i = 0; i < N; i++) {
             const double v = fabs(value16(out[i], ZT_BF16));
             cr_assert(v == 1.0 || v == 1.0078125);
@@ -73,7 +73,7 @@ Test(stochastic, exact_values_nan_and_infinity_stay) {
             for (int i = 0; i < N; i++) in[i] = (float)value16((uint16_t)i, ZT_BF16);
             const uint32_t low_only = 0x7f800001;
             memcpy(&in[0x7f81], &low_only, 4); /* a NaN by its low half alone */
-            OK(o->round_stochastic(x, out, ZT_BF16, in, N, 9, step, 1, 0, &err));
+            OK(o->round_stochastic(x, out, ZT_BF16, in, N, 9, step, 1, zt_span_plain(0, N), &err));
             for (int i = 0; i < N; i++)
                 cr_assert(isnan(in[i]) ? isnan(value16(out[i], ZT_BF16)) : out[i] == i,
                           "%04x became %04x", i, out[i]);
@@ -89,13 +89,13 @@ Test(stochastic, cuts_do_not_show) {
     enum { N = 20000 };
     float *in = random_buffer(N);
     uint16_t *whole = half_buffer(N), *parts = half_buffer(N);
-    OK(o->round_stochastic(x, whole, ZT_BF16, in, N, 5, 2, 8, 1000, &err));
+    OK(o->round_stochastic(x, whole, ZT_BF16, in, N, 5, 2, 8, zt_span_plain(1000, N), &err));
     for (int64_t size = 1; size < N; size = size * 3 + 1) {
         memset(parts, 0, N * sizeof *parts);
         for (int64_t at = 0; at < N; at += size) {
             const int64_t n = N - at < size ? N - at : size;
-            OK(o->round_stochastic(x, parts + at, ZT_BF16, in + at, n, 5, 2, 8, 1000 + (uint64_t)at,
-                                   &err));
+            OK(o->round_stochastic(x, parts + at, ZT_BF16, in + at, n, 5, 2, 8,
+                                   zt_span_plain(1000 + (uint64_t)at, N), &err));
         }
         cr_assert_eq(memcmp(whole, parts, N * sizeof *parts), 0, "parts of %lld", (long long)size);
     }
@@ -109,15 +109,18 @@ Test(stochastic, seed_step_tensor_and_index_all_matter) {
     enum { N = 1000 };
     static uint16_t out[5][N];
     float *in = random_buffer(N);
-    OK(o->round_stochastic(x, out[0], ZT_BF16, in, N, 5, 2, 8, 0, &err));
-    OK(o->round_stochastic(x, out[1], ZT_BF16, in, N, 6, 2, 8, 0, &err));
-    OK(o->round_stochastic(x, out[2], ZT_BF16, in, N, 5, 3, 8, 0, &err));
-    OK(o->round_stochastic(x, out[3], ZT_BF16, in, N, 5, 2, 9, 0, &err));
-    OK(o->round_stochastic(x, out[4], ZT_BF16, in, N, 5, 2, 8, 1, &err));
+    OK(o->round_stochastic(x, out[0], ZT_BF16, in, N, 5, 2, 8, zt_span_plain(0, N), &err));
+    OK(o->round_stochastic(x, out[1], ZT_BF16, in, N, 6, 2, 8, zt_span_plain(0, N), &err));
+    OK(o->round_stochastic(x, out[2], ZT_BF16, in, N, 5, 3, 8, zt_span_plain(0, N), &err));
+    OK(o->round_stochastic(x, out[3], ZT_BF16, in, N, 5, 2, 9, zt_span_plain(0, N), &err));
+    OK(o->round_stochastic(x, out[4], ZT_BF16, in, N, 5, 2, 8, zt_span_plain(1, N), &err));
     for (int i = 1; i < 5; i++) cr_assert_neq(memcmp(out[0], out[i], sizeof out[0]), 0, "%d", i);
     struct zt_error err = {0};
-    cr_expect_eq(o->round_stochastic(x, out[0], ZT_F16, in, N, 5, 2, 8, 0, &err), ZT_EUNSUPPORTED);
-    cr_expect_eq(o->round_stochastic(x, out[0], ZT_BF16, in, N, 5, 2, 1 << 24, 0, &err), ZT_EINVAL);
+    cr_expect_eq(o->round_stochastic(x, out[0], ZT_F16, in, N, 5, 2, 8, zt_span_plain(0, N), &err),
+                 ZT_EUNSUPPORTED);
+    cr_expect_eq(
+        o->round_stochastic(x, out[0], ZT_BF16, in, N, 5, 2, 1 << 24, zt_span_plain(0, N), &err),
+        ZT_EINVAL);
     end_buffers();
     zt_ops_cpu_destroy(x);
 }
@@ -132,7 +135,7 @@ static const struct zt_adamw_params t_adam = {.lr = 1e-3,
                                               .grad_scale = 1.0,
                                               .seed = 77,
                                               .tensor = 5,
-                                              .first = 123};
+                                              .span = {123, 0, INT64_MAX, 0}};
 
 /* A tensor in its storage type and the fp32 numbers that it holds. */
 struct stored {
@@ -154,7 +157,7 @@ static void check_stored(struct stored *s, int64_t n, const struct zt_adamw_para
     for (int64_t i = 0; s->t != ZT_F32 && i < n; i++) {
         const float w = s->p.w[i];
         const uint32_t drawn =
-            word_of(a->seed, (uint32_t)a->step, a->tensor, a->first + (uint64_t)i, word);
+            word_of(a->seed, (uint32_t)a->step, a->tensor, a->span.first + (uint64_t)i, word);
         const uint16_t want = noise ? noisy(w, drawn) : encode16(round16((double)w, s->t), s->t);
         cr_assert_eq(s->p.h[i], want, "%s element %lld is %04x, not %04x", what, (long long)i,
                      s->p.h[i], want);
@@ -362,7 +365,7 @@ static void body_pure_bf16(struct zt_ops_ctx *x, float *out) {
                                                .moment_type = ZT_BF16,
                                                .grad = bits_g.h + at,
                                                .grad_type = ZT_BF16};
-            a.first = (uint64_t)at;
+            a.span = zt_span_plain((uint64_t)at, n);
             OK(zt_ops_cpu()->adamw(x, &b, n, &a, &err));
         }
 }

@@ -185,7 +185,8 @@ static inline void rig_draw(struct rig *r) {
     struct zt_error e = {0};
     for (int i = 0; i < r->table.n_tensors; i++) {
         const struct zt_tensor_def *d = &r->table.tensors[i];
-        ok(r->ops->fill_normal(r->ctx, ZT_F32, r->master[i], 5, (uint32_t)i, 0, d->numel, 0.08, &e),
+        ok(r->ops->fill_normal(r->ctx, ZT_F32, r->master[i], 5, (uint32_t)i,
+                               zt_span_plain(0, d->numel), d->numel, 0.08, &e),
            &e);
         for (int64_t k = 0; d->init == ZT_INIT_ONE && k < d->numel; k++) r->master[i][k] += 1.0f;
     }
