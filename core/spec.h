@@ -113,7 +113,7 @@ struct zt_spec {
         bool on_preempt;
     } checkpoint;
     struct { double limit_gib; bool expandable_segments; double max_split_size_mib, gc_threshold; } memory;
-    struct { double init_timeout_seconds, train_timeout_seconds; int64_t trace_buf_size; } comm;
+    struct { double init_timeout_seconds, train_timeout_seconds, measure_seconds; int64_t trace_buf_size; } comm;
     struct { int max_restarts; double backoff_initial, backoff_max; int no_progress_limit; } restart;
     struct { double start, first_step, progress /* 0 = auto */, term_grace, time_limit, queue; } timeouts;
     struct { int64_t log_freq, warmup_steps, per_rank_keep, parameter_hash_every; } metrics;

@@ -316,6 +316,9 @@ static const struct zt_key keys[] = {
           "Longest wait for all ranks to meet."),
     FLOAT("comm.train_timeout_seconds", comm.train_timeout_seconds, 0, 1e6, ZT_KEY_ABOVE_MIN,
           "100", "Longest wait inside a collective; more than timeouts.progress."),
+    FLOAT("comm.measure_seconds", comm.measure_seconds, 0, 300, 0, "0",
+          "Before step 1, measure collectives between the ranks of a host and over all hosts for about so "
+          "long, and report the times as events; 0: no."),
     INT64("comm.trace_buf_size", comm.trace_buf_size, 16, 1048576, "4096",
           "Collectives each rank remembers."),
 

@@ -114,6 +114,8 @@ struct zt_trainer {
 
 /* train_open.c */
 int zt_trainer_open(struct zt_trainer *t, struct zt_error *err);
+/* What comm.measure_seconds asks for: times of collectives, as events COMM_MEASURED. */
+int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err);
 void zt_trainer_close(struct zt_trainer *t, bool failed);
 /* All ranks hold one specification and one set of parameters: hash[..] agree over the replicas.
  * `global` is the hash of the whole model. ZT_EDIVERGED names the rank and the unit. */

@@ -383,6 +383,7 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {
     zt_progress_state(t, ZT_TRAINER_READY);
     if (t->hooks->ready) TRY(t->hooks->ready(t->hooks->arg, err));
     TRY(open_comm(t, err));
+    TRY(zt_trainer_measure(t, err));
     t->stage = ZT_STAGE_RUN;
     TRY(open_runtime(t, err));
     zt_progress_state(t, ZT_TRAINER_RUNNING);

@@ -12,7 +12,7 @@
 #include "worker/calibrate.h"
 
 #define SMALL_SECONDS 5.0 /* a budget below has no room for the large shapes */
-enum { CAL_RANKS = 64, CAL_CASES = 192, CAL_ROUNDS = 128, CAL_SIZES = 10, CAL_COLLS = 3 };
+enum { CAL_RANKS = 64, CAL_CASES = 192, CAL_ROUNDS = 128 };
 
 /* One operator on one shape. */
 struct cal_case {
@@ -32,7 +32,6 @@ struct cal_board {
     int rounds;
     struct zt_comm_id id;
     int64_t resident[CAL_RANKS]; /* bytes beside the buffers that are measured on */
-    int sizes;                   /* of messages, that the budget allowed */
     float seconds[CAL_RANKS][CAL_CASES][CAL_ROUNDS];
     char describe[128], compute[3][64];
 };

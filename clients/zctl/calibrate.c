@@ -88,6 +88,7 @@ static int read_all(const struct zt_options *o, struct zt_child *c, int fd, stru
 static int measure(const struct zt_options *o, struct zt_measurements *m, struct zt_error *err) {
     static struct zt_child child;
     int fd = -1;
+    snprintf(m->links, sizeof m->links, "processes of one host; across: two host names on loopback addresses");
     int rc = start(o, &child, &fd, err);
     if (rc == 0)
         rc = read_all(o, &child, fd, m, err);
@@ -170,16 +171,19 @@ static void show_link(FILE *out, const json_t *entry, const json_t *collectives,
 static void show(FILE *out, const json_t *entry, const struct zt_measurements *m) {
     json_t *cut;
     size_t i;
-    fprintf(out, "%s: %s, %s\n\n", json_string_value(json_object_get(entry, "name")),
-            json_string_value(json_object_get(entry, "title")),
-            json_string_value(json_object_get(json_object_get(entry, "measured"), "kernels")));
-    show_rates(out, entry);
-    show_link(out, entry, m->collectives, "within", "within a host (shared memory)");
-    show_link(out, entry, m->collectives, "across", "across hosts (TCP on loopback)");
+    if (m->machine) {
+        fprintf(out, "%s: %s, %s\n\n", json_string_value(json_object_get(entry, "name")),
+                json_string_value(json_object_get(entry, "title")),
+                json_string_value(json_object_get(json_object_get(entry, "measured"), "kernels")));
+        show_rates(out, entry);
+    }
+    show_link(out, entry, m->collectives, "within", m->machine ? "within a host (shared memory)" : "within a host");
+    show_link(out, entry, m->collectives, "across", m->machine ? "across hosts (TCP on loopback)" : "across hosts");
     if (json_array_size(m->collectives) > 0)
-        fputs("\nalgbw = bytes / time; busbw = algbw x 2(n-1)/n for all_reduce, x (n-1)/n for all_gather and\n"
-              "reduce_scatter (bytes: the whole buffer); rounds: 2(n-1), n-1; sent = busbw x time.\n",
-              out);
+        fprintf(out, "\nmeasured between %s\n"
+                     "algbw = bytes / time; busbw = algbw x 2(n-1)/n for all_reduce, x (n-1)/n for all_gather and\n"
+                     "reduce_scatter (bytes: the whole buffer); rounds: 2(n-1), n-1; sent = busbw x time.\n",
+                m->links);
     json_array_foreach(m->cuts, i, cut) fprintf(out, "note: %s\n", json_string_value(cut));
 }
 
@@ -191,8 +195,21 @@ static void today(char date[16]) {
     strftime(date, 16, "%Y-%m-%d", gmtime_r(&now, &t));
 }
 
+/* The entry of that name in the user's table, NULL when there is none: a new reference. */
+static json_t *entry_before(const char *path, const char *name) {
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *o, *found = NULL;
+    size_t i;
+    json_array_foreach(json_object_get(root, "devices"), i, o) {
+        const char *other = json_string_value(json_object_get(o, "name"));
+        if (other && strcmp(other, name) == 0)
+            found = json_incref(o);
+    }
+    json_decref(root);
+    return found;
+}
+
 /* Fits and writes; *entry is the caller's. */
-static int finish(const char *name, const struct zt_measurements *m, char *path, size_t n, json_t **entry,
+static int finish(const char *name, const struct zt_measurements *m, const char *path, const json_t *old, json_t **entry,
                   struct zt_error *err) {
     struct zt_devices *table = NULL;
     const struct zt_cost_device *guess = NULL;
@@ -202,34 +219,54 @@ static int finish(const char *name, const struct zt_measurements *m, char *path,
     if (rc == 0)
         rc = zt_device_find(table, "cpu", &guess, err);
     if (rc == 0)
-        rc = zt_calibrate_entry(m, name, date, guess, entry, err);
+        rc = zt_calibrate_entry(m, name, date, guess, old, entry, err);
     char *text = rc == 0 ? json_dumps(*entry, JSON_COMPACT) : NULL;
     if (rc == 0)
-        rc = text ? zt_devices_state_path(path, n, err) : zt_fail(err, ZT_ENOMEM, "no memory");
-    if (rc == 0)
-        rc = zt_devices_write(path, text, err);
+        rc = text ? zt_devices_write(path, text, err) : zt_fail(err, ZT_ENOMEM, "no memory");
     free(text);
     zt_devices_free(table);
     return rc;
 }
 
+/* Links alone want an entry with operators to be put into. */
+static int check_options(const struct zt_options *o, bool there, const char *name, const json_t *old,
+                         struct zt_error *err) {
+    if (o->format == ZT_FORMAT_CSV)
+        return zt_fail(err, ZT_EINVAL, "zctl calibrate prints a table or JSON, no csv");
+    if (o->device && !zt_device_name_valid(o->device))
+        return zt_fail(err, ZT_EINVAL, "--device %.60s: lower-case letters, digits, '.', '_' and '-', at most 31",
+                       o->device);
+    if (o->coord && !o->comm)
+        return zt_fail(err, ZT_EINVAL, "--coord: operators are measured on the machine that zctl runs on; with --comm, "
+                       "collectives between the workers of --coord");
+    if (there && !json_object_get(old, "measured"))
+        return zt_fail(err, ZT_ENOTFOUND, "no operators were measured for the device \"%s\" yet: run zctl calibrate%s%s on a "
+                       "machine like the workers' first; links are then added to it", name, o->device ? " --device " : "",
+                       o->device ? o->device : "");
+    return 0;
+}
+
 int zt_cmd_calibrate(const struct zt_options *o) {
     struct zt_measurements m;
     struct zt_error err;
-    json_t *entry = NULL;
+    json_t *entry = NULL, *old = NULL;
     char path[4096];
+    const char *name = o->device ? o->device : "cpu", *environment = getenv("ZCTL_COORD");
+    const bool there = o->comm && (o->coord || (environment && environment[0]));
+    const double seconds = o->seconds > 0 ? o->seconds : DEFAULT_SECONDS;
     int rc = zt_measurements_init(&m, &err);
-    if (rc == 0 && o->format == ZT_FORMAT_CSV)
-        rc = zt_fail(&err, ZT_EINVAL, "zctl calibrate prints a table or JSON, no csv");
-    if (rc == 0 && o->device && !zt_device_name_valid(o->device))
-        rc = zt_fail(&err, ZT_EINVAL, "--device %.60s: lower-case letters, digits, '.', '_' and '-', at most 31",
-                     o->device);
+    if (rc == 0)
+        rc = zt_devices_state_path(path, sizeof path, &err);
     if (rc == 0) {
-        fprintf(stderr, "zctl: measuring for about %g s\n", o->seconds > 0 ? o->seconds : DEFAULT_SECONDS);
-        rc = measure(o, &m, &err);
+        old = entry_before(path, name);
+        rc = check_options(o, there, name, old, &err);
+    }
+    if (rc == 0) {
+        fprintf(stderr, "zctl: measuring for about %g s\n", seconds);
+        rc = there ? zt_calibrate_links(o, seconds, &m, &err) : measure(o, &m, &err);
     }
     if (rc == 0)
-        rc = finish(o->device ? o->device : "cpu", &m, path, sizeof path, &entry, &err);
+        rc = finish(name, &m, path, old, &entry, &err);
     if (rc == 0) {
         if (o->format == ZT_FORMAT_TABLE)
             show(stdout, entry, &m);
@@ -241,6 +278,7 @@ int zt_cmd_calibrate(const struct zt_options *o) {
                 path);
     }
     json_decref(entry);
+    json_decref(old);
     zt_measurements_free(&m);
     return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
 }

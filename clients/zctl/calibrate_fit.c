@@ -188,22 +188,40 @@ static int fit_operators(const struct zt_measurements *m, json_t *entry, json_t 
 
 /* ---------------------------------------------------------------------------------- links */
 
+static bool has_link(const json_t *rows, const char *link) {
+    json_t *o;
+    size_t i;
+    json_array_foreach((json_t *)(uintptr_t)rows, i, o)
+        if (strcmp(text(o, "link"), link) == 0)
+            return true;
+    return false;
+}
+
+/* What was measured now, and of a link that was not, what the entry had before. */
+static json_t *rows_of_links(const struct zt_measurements *m, const json_t *old) {
+    json_t *rows = json_copy(m->collectives), *o;
+    json_t *before = json_object_get(json_object_get(old, "measured"), "collectives");
+    size_t i;
+    json_array_foreach(before, i, o)
+        if (!has_link(m->collectives, text(o, "link")))
+            json_array_append(rows, o);
+    return rows;
+}
+
 /* alpha and B over all kinds and sizes of one link; across hosts each rank of a host has its own link. */
-static int fit_link(const struct zt_measurements *m, const char *link, const struct zt_cost_link *otherwise,
-                    json_t *entry, json_t *errors, double *least, double *most, struct zt_error *err) {
+static int fit_link(const json_t *rows, const char *link, const struct zt_cost_link *otherwise, json_t *entry,
+                    json_t *errors, struct zt_error *err) {
     struct zt_cost_transfer f[SAMPLES];
     struct zt_cost_link l = *otherwise;
     double error = 0;
     json_t *o;
     size_t i;
     int n = 0, rc = 0;
-    json_array_foreach(m->collectives, i, o) {
+    json_array_foreach((json_t *)(uintptr_t)rows, i, o) {
         if (strcmp(text(o, "link"), link) != 0 || n == SAMPLES)
             continue;
         double links = strcmp(link, "across") == 0 && real(o, "per_host") > 1 ? real(o, "per_host") : 1;
         f[n++] = (struct zt_cost_transfer){real(o, "rounds"), real(o, "sent_bytes") / links, real(o, "seconds")};
-        *least = *least == 0 || real(o, "bytes") < *least ? real(o, "bytes") : *least;
-        *most = real(o, "bytes") > *most ? real(o, "bytes") : *most;
     }
     if (n > 0) {
         rc = zt_cost_fit_link(f, n, &l, &error, err);
@@ -233,40 +251,73 @@ static json_t *head(const struct zt_measurements *m, const char *name) {
                      "source", "as measured");
 }
 
-static void put_measured(const struct zt_measurements *m, const char *date, json_t *entry, json_t *errors,
-                         double least, double most) {
+static json_t *measured_operators(const struct zt_measurements *m, const char *date) {
     char topology[160];
     int ranks = (int)real(m->machine, "ranks"), threads = (int)real(m->machine, "threads");
-    snprintf(topology, sizeof topology, "one host with %d cores, %d x %d threads at once%s",
-             (int)real(m->machine, "cores"), ranks, threads,
-             most > 0 ? "; across: two host names on loopback addresses" : "");
-    json_t *o = json_pack("{s:s, s:i, s:i, s:s, s:s, s:s}", "date", date, "ranks", ranks, "threads", threads, "isa",
-                          text(m->machine, "isa"), "kernels", text(m->machine, "kernels"), "topology", topology);
+    snprintf(topology, sizeof topology, "one host with %d cores, %d x %d threads at once",
+             (int)real(m->machine, "cores"), ranks, threads);
+    json_t *o = json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:s}", "date", date, "ranks", ranks, "threads", threads, "isa",
+                          text(m->machine, "isa"), "kernels", text(m->machine, "kernels"), "topology", topology, "source",
+                          "zctl calibrate");
+    json_object_set(o, "operators", m->operators);
+    return o;
+}
+
+/* Where and when links were measured; the range of the messages. */
+static void put_links(const struct zt_measurements *m, const char *date, const json_t *old, json_t *rows, json_t *o) {
+    static const char *const kept[] = {"links", "links_date"};
+    double least = 0, most = 0;
+    json_t *row, *v;
+    size_t i;
+    for (int k = 0; k < 2; k++)
+        if ((v = json_object_get(json_object_get(old, "measured"), kept[k])))
+            json_object_set(o, kept[k], v);
+    if (json_array_size(m->collectives) > 0) {
+        json_object_set_new(o, "links", json_string(m->links));
+        json_object_set_new(o, "links_date", json_string(date));
+    }
+    json_array_foreach(rows, i, row) {
+        least = least == 0 || real(row, "bytes") < least ? real(row, "bytes") : least;
+        most = real(row, "bytes") > most ? real(row, "bytes") : most;
+    }
     if (most > 0) {
         json_object_set_new(o, "comm_min_bytes", json_integer((json_int_t)least));
         json_object_set_new(o, "comm_max_bytes", json_integer((json_int_t)most));
     }
-    json_object_set(o, "errors", errors);
-    json_object_set(o, "operators", m->operators);
-    json_object_set(o, "collectives", m->collectives);
-    json_object_set_new(o, "source", json_string("zctl calibrate"));
-    json_object_set_new(entry, "measured", o);
+    json_object_set(o, "collectives", rows);
+}
+
+/* The operators' part: measured now, or the old entry's. */
+static int put_operators(const struct zt_measurements *m, const char *name, const char *date, const json_t *old,
+                         json_t **entry, struct zt_error *err) {
+    json_t *o = m->machine ? head(m, name) : json_deep_copy(old), *errors;
+    *entry = o;
+    if (!o)
+        return zt_fail(err, ZT_ENOMEM, "no memory");
+    if (!m->machine)
+        return 0;
+    json_object_set_new(o, "measured", measured_operators(m, date));
+    errors = json_object();
+    int rc = fit_operators(m, o, errors, err);
+    json_object_set_new(json_object_get(o, "measured"), "errors", errors);
+    return rc;
 }
 
 int zt_calibrate_entry(const struct zt_measurements *m, const char *name, const char *date,
-                       const struct zt_cost_device *otherwise, json_t **entry, struct zt_error *err) {
-    double least = 0, most = 0;
-    if (!m->done || !m->machine)
+                       const struct zt_cost_device *otherwise, const json_t *old, json_t **entry, struct zt_error *err) {
+    json_t *o = NULL, *rows, *mine;
+    if (!m->done || (!m->machine && !json_object_get(old, "measured")))
         return zt_fail(err, ZT_EPROTO, "the measurement did not come to its end");
-    json_t *o = head(m, name), *errors = json_object();
-    int rc = o && errors ? fit_operators(m, o, errors, err) : zt_fail(err, ZT_ENOMEM, "no memory");
+    int rc = put_operators(m, name, date, old, &o, err);
+    mine = json_object_get(o, "measured");
+    rows = rows_of_links(m, old);
     if (rc == 0)
-        rc = fit_link(m, "within", &otherwise->within, o, errors, &least, &most, err);
+        rc = fit_link(rows, "within", &otherwise->within, o, json_object_get(mine, "errors"), err);
     if (rc == 0)
-        rc = fit_link(m, "across", &otherwise->across, o, errors, &least, &most, err);
+        rc = fit_link(rows, "across", &otherwise->across, o, json_object_get(mine, "errors"), err);
     if (rc == 0)
-        put_measured(m, date, o, errors, least, most);
-    json_decref(errors);
+        put_links(m, date, old, rows, mine);
+    json_decref(rows);
     if (rc)
         json_decref(o);
     else

@@ -136,6 +136,10 @@ int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32
 int zt_follow_to_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out, struct zt_answer *a,
                      struct zt_error *err);
 void zt_follow_flush(struct zt_follow *f, FILE *out); /* lines without their end */
+/* Says nothing until the run has ended; *a is the run as it ended (the caller's). Ctrl-C (zt_watch_interrupts), or
+ * the end of --timeout (*late), cancels it and waits for that. */
+int zt_await_run(const struct zt_options *o, struct zt_source *s, const char *run, struct zt_answer *a, bool *late,
+                 struct zt_error *err);
 /* After this Ctrl-C leaves with 130 and says that the run goes on. */
 void zt_detach_on_interrupt(void);
 

@@ -259,6 +259,29 @@ int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32
     }
 }
 
+/* ---------------------------------------------------------------------------------- to the end */
+
+int zt_await_run(const struct zt_options *o, struct zt_source *s, const char *run, struct zt_answer *a, bool *late,
+                 struct zt_error *err) {
+    double begun = zt_now();
+    bool cancelled = false;
+    for (;;) {
+        *late = *late || (o->timeout > 0 && zt_now() > begun + o->timeout);
+        if ((zt_interrupts() > 0 || *late) && !cancelled) {
+            fprintf(stderr, "zctl: %s: cancelling the run\n", *late ? "time is up" : "interrupted");
+            struct zt_error ignored;
+            cancelled = zt_cancel_run(s, run, &ignored) == 0;
+        }
+        int rc = zt_fetch_run(s, run, true, a, err);
+        if (rc)
+            return rc;
+        if (zt_exit_of_state(a->env->run_detail->summary->state) >= 0)
+            return 0;
+        zt_answer_free(a);
+        zt_pause(0.25);
+    }
+}
+
 /* ---------------------------------------------------------------------------------- interrupt */
 
 static void on_interrupt(int sig) {

@@ -144,7 +144,8 @@ static const struct zt_option rows[] = {
     {"--file", 0, "FILE", ON(EXPLAIN), OPT_FILE, "Of a mode: bytes and collectives of this run file's model."},
     {"--device", 0, "NAME", ON(CALIBRATE) | ON(PLAN) | ON(ADVISE), OPT_DEVICE, "plan, advise: what to plan for; default: what the run file asks for. calibrate: the entry to write; default cpu."},
     {"--comm", 0, NULL, ON(CALIBRATE), OPT_COMM,
-     "Collectives too: between --workers (two at least), within a host and across two host names on loopback."},
+     "Collectives too: between --workers (two at least), within a host and across two host names on loopback. With "
+     "--coord: instead, between the workers that are connected there, within a host and over all of their hosts."},
     {"--duration", 0, "S", ON(CALIBRATE), OPT_DURATION, "Measure for about S seconds; default 30, below 5 only small shapes."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
      "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},

@@ -333,28 +333,6 @@ static int tell(void *arg, struct zt_source *s, const Zt__RunDetail *d) {
 
 /* ---------------------------------------------------------------------------------- on connected workers */
 
-/* Until it has ended. Ctrl-C, or the end of --timeout, cancels it and waits for that. */
-static int wait_for_it(const struct zt_options *o, struct zt_source *s, const char *run, struct zt_answer *a, bool *late,
-                       struct zt_error *err) {
-    double begun = zt_now();
-    bool cancelled = false;
-    for (;;) {
-        *late = *late || (o->timeout > 0 && zt_now() > begun + o->timeout);
-        if ((zt_interrupts() > 0 || *late) && !cancelled) {
-            fprintf(stderr, "zctl: %s: cancelling the run\n", *late ? "time is up" : "interrupted");
-            struct zt_error ignored;
-            cancelled = zt_cancel_run(s, run, &ignored) == 0;
-        }
-        int rc = zt_fetch_run(s, run, true, a, err);
-        if (rc)
-            return rc;
-        if (zt_exit_of_state(a->env->run_detail->summary->state) >= 0)
-            return 0;
-        zt_answer_free(a);
-        zt_pause(0.25);
-    }
-}
-
 static int probe_there(struct probe *p, struct zt_run_file *f, const struct zt_options *o) {
     struct zt_options far = *o;
     struct zt_source s;
@@ -372,7 +350,7 @@ static int probe_there(struct probe *p, struct zt_run_file *f, const struct zt_o
         snprintf(run, sizeof run, "%s", a.env->submit_reply->run_id);
         fprintf(stderr, "run %s \"%s\" on the workers of %s:%d\n", run, f->spec.name, s.host, s.port);
         zt_answer_free(&a);
-        rc = wait_for_it(o, &s, run, &a, &late, &err);
+        rc = zt_await_run(o, &s, run, &a, &late, &err);
     }
     int code = rc ? zt_report(rc, &err) : tell(p, &s, a.env->run_detail);
     if (rc == 0) {

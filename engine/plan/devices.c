@@ -75,6 +75,8 @@ static const struct row rows[] = {
     {"measured", "isa", TEXT, -1, 0, 0},
     {"measured", "kernels", TEXT, -1, 0, 0},
     {"measured", "topology", TEXT, -1, 0, 0},
+    {"measured", "links", TEXT, -1, 0, 0},
+    {"measured", "links_date", TEXT, -1, 0, 0},
     {"measured", "comm_min_bytes", INT64, AT(measured_comm_min), 0, BYTES_MOST},
     {"measured", "comm_max_bytes", INT64, AT(measured_comm_max), 0, BYTES_MOST},
     {"measured", "errors", OBJECT, -1, 0, 0},

@@ -74,7 +74,7 @@ static struct zt_cost_device fitted(struct zt_devices **table) {
     struct zt_cost_device otherwise = {.within = {7, 8e9, 0}, .across = {9, 1e9, 0}};
     const struct zt_cost_device *d = NULL;
     json_t *entry = NULL;
-    cr_assert_eq(zt_calibrate_entry(&m, "mine", "2001-02-03", &otherwise, &entry, &err), 0, "%s", err.msg);
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "2001-02-03", &otherwise, NULL, &entry, &err), 0, "%s", err.msg);
     json_t *file = json_pack("{s:i, s:[o]}", "version", 1, "devices", entry);
     char *text = json_dumps(file, 0);
     cr_assert_eq(zt_devices_builtin(table, &err), 0);
@@ -140,12 +140,51 @@ Test(calibrate, links_that_were_not_measured_stay_what_they_were) {
     zt_devices_free(table);
 }
 
+/* First everything; then operators alone, by another machine; then one link alone: each part is the newest that
+ * was measured of it. */
+Test(calibrate, what_is_measured_later_leaves_the_rest_as_it_was) {
+    struct zt_cost_device otherwise = {.within = {7, 8e9, 0}, .across = {9, 1e9, 0}};
+    json_t *first = NULL, *second = NULL, *third = NULL, *mine;
+    machine_lines();
+    link_lines("within", 4, 4, 1e-6, 5e9);
+    link_lines("across", 4, 2, 2e-5, 1e9);
+    line("{\"done\":true}");
+    snprintf(m.links, sizeof m.links, "here");
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "2001-01-01", &otherwise, NULL, &first, &err), 0, "%s", err.msg);
+    json_array_clear(m.collectives);
+    json_object_set_new(m.machine, "ranks", json_integer(3));
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "2002-02-02", &otherwise, first, &second, &err), 0, "%s", err.msg);
+    mine = json_object_get(second, "measured");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "date")), "2002-02-02");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "links_date")), "2001-01-01");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "links")), "here");
+    cr_assert_eq(json_integer_value(json_object_get(mine, "ranks")), 3);
+    cr_assert(json_equal(json_object_get(second, "within"), json_object_get(first, "within")) &&
+              json_equal(json_object_get(second, "across"), json_object_get(first, "across")));
+    cr_assert_eq(json_integer_value(json_object_get(mine, "comm_max_bytes")), 1 << 24);
+    json_decref(m.machine);
+    m.machine = NULL;
+    link_lines("across", 6, 2, 1e-3, 2e9);
+    snprintf(m.links, sizeof m.links, "there");
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "2003-03-03", &otherwise, second, &third, &err), 0, "%s", err.msg);
+    mine = json_object_get(third, "measured");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "date")), "2002-02-02");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "links_date")), "2003-03-03");
+    cr_assert_str_eq(json_string_value(json_object_get(mine, "links")), "there");
+    cr_assert(json_equal(json_object_get(third, "within"), json_object_get(first, "within")) &&
+              json_equal(json_object_get(third, "gemm"), json_object_get(second, "gemm")));
+    cr_assert_eq(json_integer_value(json_object_get(json_object_get(third, "across"), "alpha_ns")), 1000000);
+    json_decref(first);
+    json_decref(second);
+    json_decref(third);
+}
+
 Test(calibrate, a_measurement_without_its_end_is_refused) {
     struct zt_cost_device otherwise = {0};
     json_t *entry = NULL;
-    cr_assert_eq(zt_calibrate_entry(&m, "mine", "d", &otherwise, &entry, &err), ZT_EPROTO);
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "d", &otherwise, NULL, &entry, &err), ZT_EPROTO);
     machine_lines();
-    cr_assert_eq(zt_calibrate_entry(&m, "mine", "d", &otherwise, &entry, &err), ZT_EPROTO);
+    cr_assert_eq(zt_calibrate_entry(&m, "mine", "d", &otherwise, NULL, &entry, &err), ZT_EPROTO);
     cr_assert_null(entry);
 }
 

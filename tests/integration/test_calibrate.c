@@ -103,6 +103,50 @@ Test(calibrate, links_within_and_across_hosts) {
     output_free(&o);
 }
 
+/* Between connected workers of two hosts: a run of its own; the operators of the entry stay. */
+Test(calibrate, links_of_connected_workers) {
+    static const char *const where[] = {"--host host-a --address 127.0.0.2", "--host host-a --address 127.0.0.2",
+                                        "--host host-b --address 127.0.0.3", "--host host-b --address 127.0.0.3"};
+    cluster_start_coord(&c);
+    for (int i = 0; i < 4; i++) cluster_start_worker(&c, i, where[i]);
+    cluster_wait_idle(&c, 4);
+    struct output o = zctl(&c, 60, "calibrate --comm --coord 127.0.0.1:%d", c.port);
+    cr_assert(o.code != 0 && strstr(o.err, "no operators were measured") && strstr(o.err, "run zctl calibrate"), "%s",
+              o.err);
+    output_free(&o);
+    o = zctl(&c, 240, "calibrate --duration 0.2 --threads 1");
+    cr_assert_eq(o.code, 0, "%s", o.err);
+    output_free(&o);
+    json_t *before = entry_of_file("cpu", 1);
+    o = zctl(&c, 240, "calibrate --duration 1 --comm --coord 127.0.0.1:%d", c.port);
+    cr_assert_eq(o.code, 0, "%s%s", o.out, o.err);
+    cr_assert(strstr(o.out, "within a host, 2 ranks") && strstr(o.out, "across hosts, 4 ranks") &&
+                  strstr(o.out, "measured between 4 connected workers"),
+              "%s", o.out);
+    output_free(&o);
+    json_t *entry = entry_of_file("cpu", 1), *row;
+    cr_assert(json_equal(json_object_get(entry, "gemm"), json_object_get(before, "gemm")));
+    cr_assert(json_equal(json_object_get(json_object_get(entry, "measured"), "operators"),
+                         json_object_get(json_object_get(before, "measured"), "operators")));
+    size_t i, n[2] = {0, 0};
+    json_array_foreach(json_object_get(json_object_get(entry, "measured"), "collectives"), i, row) {
+        bool across = !strcmp(json_string_value(json_object_get(row, "link")), "across");
+        double bytes = json_number_value(json_object_get(row, "bytes")), ranks = across ? 4 : 2;
+        bool reduce = !strcmp(json_string_value(json_object_get(row, "collective")), "all_reduce");
+        n[across]++;
+        cr_assert_eq(json_integer_value(json_object_get(row, "ranks")), (int)ranks);
+        cr_assert_eq(json_integer_value(json_object_get(row, "per_host")), 2);
+        cr_assert_float_eq(json_number_value(json_object_get(row, "sent_bytes")),
+                           (reduce ? 2 : 1) * (ranks - 1) / ranks * bytes, 1e-6 * bytes);
+    }
+    cr_assert(n[0] >= 9 && n[1] >= 9 && n[0] % 3 == 0 && n[1] % 3 == 0, "%zu %zu", n[0], n[1]);
+    json_decref(entry);
+    json_decref(before);
+    o = zctl(&c, 60, "calibrate --coord 127.0.0.1:%d", c.port);
+    cr_assert(o.code == 2 && strstr(o.err, "--comm"), "%d %s", o.code, o.err);
+    output_free(&o);
+}
+
 Test(calibrate, what_it_cannot_do_is_refused_before_measuring) {
     struct output o = zctl(&c, 60, "calibrate --device Not-A-Name");
     cr_assert_eq(o.code, 2, "%s", o.err);
