@@ -82,8 +82,8 @@ int main(int argc, char **argv) {
              (long long)layers, (long long)dim, (long long)bench_int(argc, argv, "heads", 96),
              (long long)bench_int(argc, argv, "vocab", 50257),
              (long long)bench_int(argc, argv, "seq", 2048),
-             (long long)bench_int(argc, argv, "seq", 2048),
-             (long long)batch, (long long)(batch * ranks * micro), table ? "fsdp" : mode);
+             (long long)bench_int(argc, argv, "seq", 2048), (long long)batch,
+             (long long)(batch * ranks * micro), table ? "fsdp" : mode);
     if (zt_spec_parse(text, strlen(text), "speed.yaml", NULL, 0, &spec, &err) ||
         zt_spec_resolve_up_to(&spec, ranks, ZT_PLAN_RANKS_MAX, "speed.yaml", &err))
         bench_fail("plan_speed", err.msg);
@@ -102,10 +102,12 @@ int main(int argc, char **argv) {
     getrusage(RUSAGE_SELF, &use);
     printf("{\"bench\":\"plan_speed\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"layers\":%lld,"
            "\"dim\":%lld,\"ranks\":%d,\"micro\":%lld,\"seconds\":%.4f,"
-           "\"cpu_seconds\":%.4f,\"calls\":%lld,\"collectives\":%lld,\"peak_gib\":%.3f,\"resident_mib\":%.1f,\"other_load\":%.2f}\n",
+           "\"cpu_seconds\":%.4f,\"calls\":%lld,\"collectives\":%lld,\"peak_gib\":%.3f,\"resident_"
+           "mib\":%.1f,\"other_load\":%.2f}\n",
            mode, (long long)layers, (long long)dim, ranks, (long long)micro,
-           bench_median(wall, (int)repeat), bench_median(cpu, (int)repeat), (long long)c.calls, (long long)c.collectives,
-           (double)c.peak / 1073741824.0, (double)use.ru_maxrss / 1024.0, other);
+           bench_median(wall, (int)repeat), bench_median(cpu, (int)repeat), (long long)c.calls,
+           (long long)c.collectives, (double)c.peak / 1073741824.0, (double)use.ru_maxrss / 1024.0,
+           other);
     zt_spec_free(&spec);
     return 0;
 }

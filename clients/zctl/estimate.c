@@ -14,7 +14,7 @@
 
 /* ---------------------------------------------------------------------------------- what goes together */
 
-enum question { STATE = 0, WEIGHTS, TRAFFIC, COLLECTIVE, BUCKET, UNIT, QUESTIONS };
+enum question { STATE = 0, WEIGHTS, TRAFFIC, COLLECTIVE, BUCKET, UNIT, ACTIVATIONS, QUESTIONS };
 static const struct { const char *name; int (*answer)(const struct zt_options *, const struct zt_estimate *, struct zt_error *); }
 questions[QUESTIONS] = {
     [STATE] = {"the state of a rank", zt_estimate_state},
@@ -23,6 +23,7 @@ questions[QUESTIONS] = {
     [COLLECTIVE] = {"--collective", zt_estimate_collective},
     [BUCKET] = {"--bucket", zt_estimate_bucket},
     [UNIT] = {"--unit-params", zt_estimate_unit},
+    [ACTIVATIONS] = {"--seq", zt_estimate_activations},
 };
 
 #define Q(x) (1u << (x))
@@ -31,17 +32,17 @@ questions[QUESTIONS] = {
 /* Which questions an option belongs to; `asks`: the option that asks one. */
 static const struct { const char *name; unsigned questions; int asks; } belongs[ZT_EST_COUNT] = {
     [ZT_EST_PARAMS] = {"--params", MODEL, -1},
-    [ZT_EST_MODEL] = {"--model", MODEL, -1},
+    [ZT_EST_MODEL] = {"--model", MODEL | Q(ACTIVATIONS), -1},
     [ZT_EST_SHARDS] = {"--shards", MODEL, -1},
     [ZT_EST_REPLICAS] = {"--replicas", STEP, -1},
-    [ZT_EST_TP] = {"--tp", MODEL, -1},
+    [ZT_EST_TP] = {"--tp", MODEL | Q(ACTIVATIONS), -1},
     [ZT_EST_TP_REPLICATED] = {"--tp-replicated", MODEL, -1},
     [ZT_EST_TRAINABLE] = {"--trainable", STEP, -1},
     [ZT_EST_LORA] = {"--lora-params", STEP, -1},
     [ZT_EST_NO_VIEW] = {"--no-bucket-view", Q(STATE), -1},
-    [ZT_EST_MICRO_BATCH] = {"--micro-batch", STEP, -1},
+    [ZT_EST_MICRO_BATCH] = {"--micro-batch", STEP | Q(ACTIVATIONS), -1},
     [ZT_EST_MICRO_STEPS] = {"--micro-steps", STEP, -1},
-    [ZT_EST_LIKE] = {"--like", Q(STATE), -1},
+    [ZT_EST_LIKE] = {"--like", Q(STATE) | Q(ACTIVATIONS), -1},
     [ZT_EST_LARGEST] = {"--largest-layer", Q(STATE), -1},
     [ZT_EST_PER_NODE] = {"--node-size", Q(STATE), -1},
     [ZT_EST_WEIGHTS] = {"--weights-only", Q(WEIGHTS), WEIGHTS},
@@ -56,6 +57,12 @@ static const struct { const char *name; unsigned questions; int asks; } belongs[
     [ZT_EST_ALGBW] = {"--algbw", Q(COLLECTIVE), -1},
     [ZT_EST_BUCKET] = {"--bucket", Q(BUCKET), BUCKET},
     [ZT_EST_UNIT] = {"--unit-params", Q(UNIT), UNIT},
+    [ZT_EST_SEQ] = {"--seq", Q(ACTIVATIONS), ACTIVATIONS},
+    [ZT_EST_RECOMPUTE] = {"--recompute", Q(ACTIVATIONS), -1},
+    [ZT_EST_SEQUENCE_PARALLEL] = {"--sequence-parallel", Q(ACTIVATIONS), -1},
+    [ZT_EST_DIM] = {"--dim", Q(ACTIVATIONS), -1},
+    [ZT_EST_HEADS] = {"--heads", Q(ACTIVATIONS), -1},
+    [ZT_EST_LAYERS] = {"--layers", Q(ACTIVATIONS), -1},
 };
 
 static int does_not_go(const char *option, enum question q, struct zt_error *err) {
@@ -76,7 +83,7 @@ static int find_question(const struct zt_options *o, enum question *q, struct zt
     for (int i = 0; i < ZT_EST_COUNT; i++)
         if (o->estimate[i] && !(belongs[i].questions & Q(*q)))
             return does_not_go(belongs[i].name, *q, err);
-    if (o->recipe && !((STEP | Q(UNIT)) & Q(*q)))
+    if (o->recipe && !((STEP | Q(UNIT) | Q(ACTIVATIONS)) & Q(*q)))
         return does_not_go("--recipe", *q, err);
     if (o->svg && *q != STATE)
         return does_not_go("--svg", *q, err);
@@ -134,7 +141,6 @@ static int read_parameters(const struct zt_options *o, struct zt_estimate *e, st
         zt_fail_prefix(err, "--model");
         return err->code = ZT_EINVAL;
     }
-    e->preset = preset;
     e->parameters = n.parameters;
     e->tp_replicated = n.replicated;
     e->largest_layer = n.largest_layer;
@@ -178,15 +184,18 @@ static int read_mesh(const struct zt_options *o, struct zt_estimate *e, struct z
     return rc;
 }
 
-static int read_like(const struct zt_options *o, struct zt_estimate *e, struct zt_error *err) {
+static int read_like(const struct zt_options *o, enum question q, struct zt_estimate *e, struct zt_error *err) {
+    static const struct { const char *name; enum question q; } who[] = {
+        [ZT_LIKE_DEEPSPEED] = {"deepspeed", STATE}, [ZT_LIKE_ACCELERATE] = {"accelerate", STATE},
+        [ZT_LIKE_KORTHIKANTI] = {"korthikanti", ACTIVATIONS}};
     const char *name = o->estimate[ZT_EST_LIKE];
     const enum zt_estimate_option only[] = {ZT_EST_LARGEST, ZT_EST_PER_NODE};
-    if (name && strcmp(name, "deepspeed") == 0)
-        e->like = ZT_LIKE_DEEPSPEED;
-    else if (name && strcmp(name, "accelerate") == 0)
-        e->like = ZT_LIKE_ACCELERATE;
-    else if (name)
-        return zt_fail(err, ZT_EINVAL, "--like \"%.40s\": expected deepspeed or accelerate", name);
+    for (int i = ZT_LIKE_DEEPSPEED; name && i <= ZT_LIKE_KORTHIKANTI; i++)
+        if (strcmp(name, who[i].name) == 0 && who[i].q == q)
+            e->like = (enum zt_estimate_like)i;
+    if (name && !e->like)
+        return zt_fail(err, ZT_EINVAL, "--like \"%.40s\": expected %s", name,
+                       q == STATE ? "deepspeed or accelerate" : "korthikanti");
     for (size_t i = 0; i < sizeof only / sizeof only[0]; i++)
         if (o->estimate[only[i]] && e->like != ZT_LIKE_DEEPSPEED)
             return zt_fail(err, ZT_EINVAL, "%s is read by --like deepspeed alone", belongs[only[i]].name);
@@ -194,17 +203,17 @@ static int read_like(const struct zt_options *o, struct zt_estimate *e, struct z
 }
 
 static int read_all(const struct zt_options *o, enum question q, struct zt_estimate *e, struct zt_error *err) {
-    *e = (struct zt_estimate){.reduce = -1};
+    *e = (struct zt_estimate){.reduce = -1, .preset = o->estimate[ZT_EST_MODEL]};
     int rc = read_recipe(o, e, err);
     e->no_view = o->estimate[ZT_EST_NO_VIEW] != NULL;
     if (rc == 0 && o->estimate[ZT_EST_REDUCE])
         rc = zt_estimate_reduce(e->recipe, o->estimate[ZT_EST_REDUCE], &e->reduce, err);
-    if (rc || !(MODEL & Q(q)))
+    if (rc || !((MODEL | Q(ACTIVATIONS)) & Q(q)))
         return rc;
-    rc = read_parameters(o, e, err);
+    rc = q == ACTIVATIONS ? 0 : read_parameters(o, e, err);
     rc = rc ? rc : read_mesh(o, e, err);
-    rc = rc ? rc : read_parts(o, e, err);
-    rc = rc ? rc : read_like(o, e, err);
+    rc = rc || q == ACTIVATIONS ? rc : read_parts(o, e, err);
+    rc = rc ? rc : read_like(o, q, e, err);
     if (rc == 0 && o->estimate[ZT_EST_BANDWIDTH])
         rc = zt_number_real("--bandwidth", o->estimate[ZT_EST_BANDWIDTH], 1, 1e18, &e->bandwidth, err);
     return rc;

@@ -10,7 +10,7 @@
 
 #define ZT_EST_PARAMS_MOST 1000000000000000 /* 1e15: bytes of it fit an int64 with room to spare */
 
-enum zt_estimate_like { ZT_LIKE_NONE = 0, ZT_LIKE_DEEPSPEED, ZT_LIKE_ACCELERATE };
+enum zt_estimate_like { ZT_LIKE_NONE = 0, ZT_LIKE_DEEPSPEED, ZT_LIKE_ACCELERATE, ZT_LIKE_KORTHIKANTI };
 
 struct zt_estimate {
     int64_t parameters;             /* as given, adapters not among them */
@@ -36,6 +36,7 @@ int zt_estimate_weights(const struct zt_options *o, const struct zt_estimate *e,
 int zt_estimate_traffic(const struct zt_options *o, const struct zt_estimate *e, struct zt_error *err);
 int zt_estimate_bucket(const struct zt_options *o, const struct zt_estimate *e, struct zt_error *err);
 int zt_estimate_unit(const struct zt_options *o, const struct zt_estimate *e, struct zt_error *err);
+int zt_estimate_activations(const struct zt_options *o, const struct zt_estimate *e, struct zt_error *err);
 int zt_estimate_collective(const struct zt_options *o, const struct zt_estimate *e, struct zt_error *err);
 
 /* The comparison with e->like, a new object with "rows"; and its table with the reasons. */

@@ -19,7 +19,8 @@ static const struct zt_option rows[] = {
     ROW("--no-bucket-view", NULL, NO_VIEW, "ddp with gradients that are copied into buckets, not part of them."),
     ROW("--micro-batch", "N", MICRO_BATCH, "Sequences a rank takes at once: the global batch is said."),
     ROW("--micro-steps", "N", MICRO_STEPS, "Micro-steps of an optimizer step; default 1."),
-    ROW("--like", "PROGRAM", LIKE, "deepspeed or accelerate: its own estimate beside ours, and why they differ."),
+    ROW("--like", "PROGRAM", LIKE, "deepspeed or accelerate: its own estimate beside ours, and why they differ. With --seq: korthikanti, "
+        "the published formula."),
     ROW("--largest-layer", "N", LARGEST, "For --like: parameters of the largest layer; default the preset's."),
     ROW("--node-size", "N", PER_NODE, "For --like deepspeed: host memory; default 8, or all if fewer."),
     ROW("--weights-only", NULL, WEIGHTS, "Bytes of the weights alone: fp32, bf16, fp16, int8, int4."),
@@ -34,6 +35,12 @@ static const struct zt_option rows[] = {
     ROW("--algbw", "B", ALGBW, "Algorithm bandwidth in bytes per second: prints the time, whole bytes / algbw."),
     ROW("--bucket", "N", BUCKET, "Bytes of a bucket of so many elements."),
     ROW("--unit-params", "N", UNIT, "What gathering units of so many parameters takes beside the state."),
+    ROW("--seq", "N", SEQ, "What layers of --model keep for backward of sequences of so many tokens (--micro-batch of them; default 1)."),
+    ROW("--recompute", "MODE", RECOMPUTE, "For --seq: none, selective or full; default: a row for each."),
+    ROW("--sequence-parallel", NULL, SEQUENCE_PARALLEL, "For --seq: the sequence is cut over the --tp ranks where tensors are whole."),
+    ROW("--dim", "N", DIM, "For --seq without --model: width of a layer of GPT's kind (MLP of four times that)."),
+    ROW("--heads", "N", HEADS, "Its heads."),
+    ROW("--layers", "N", LAYERS, "Its layers."),
 };
 #define N_ROWS ((int)(sizeof rows / sizeof rows[0]))
 

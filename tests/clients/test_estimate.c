@@ -338,6 +338,51 @@ Test(estimate, bucket_and_unit) {
     }
 }
 
+/* A row of zctl estimate --seq: bytes of a layer, GB of a layer or GiB of all, within half of the last digit. */
+static void expect_activations(const char *words, const char *kept, const char *recompute, const char *key, double want,
+                               double digit) {
+    json_t *j = json(words);
+    const json_t *r = find(json_object_get(j, "rows"), "kept", kept, "recompute", recompute);
+    cr_assert_float_eq(at(r, key), want, digit / 2, "%s, %s, %s: %.6f", words, recompute, key, at(r, key));
+    json_decref(j);
+}
+
+/* GPT-3's layer (2,048 tokens, width 12288, 96 heads) by Korthikanti et al.: 2.8689 GB; on 8 tensor-parallel ranks 0.5788,
+ * with sequence parallelism 0.3586, with selective recomputation too 0.10695; full 0.05033 and 0.00629. */
+Test(estimate, activations_of_gpt3) {
+    static const struct { const char *cut, *recompute; double gb, digit; } row[] = {
+        {"", "none", 2.8689, 1e-4}, {"--tp 8", "none", 0.5788, 1e-4}, {"--tp 8 --sequence-parallel", "none", 0.3586, 1e-4},
+        {"--tp 8 --sequence-parallel", "selective", 0.10695, 1e-5}, {"--tp 8", "full", 0.05033, 1e-5},
+        {"--tp 8 --sequence-parallel", "full", 0.00629, 1e-5}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        char words[160];
+        snprintf(words, sizeof words, "--seq 2048 --micro-batch 1 --dim 12288 --heads 96 --layers 96 --like korthikanti %s", row[i].cut);
+        expect_activations(words, "Korthikanti et al.", row[i].recompute, "layer_gb", row[i].gb, row[i].digit);
+    }
+}
+
+/* Llama 3 8B, 8,192 tokens: bytes a token and layer, and GiB of 32 layers. */
+Test(estimate, activations_of_llama) {
+    static const struct { const char *kept, *recompute; double tensors, with, gib, with_gib; } row[] = {
+        {"every result", "none", 167936, 168072, 41.0, 41.03}, {"SwiGLU's product too", "none", 139264, 139400, 34.0, 34.03},
+        {"as this program", "none", 110592, 110728, 27.0, 27.03}, {"as this program", "full", 8192, 8192, 2.0, 2.0}};
+    const char words[] = "--model llama3-8b --seq 8192";
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        expect_activations(words, row[i].kept, row[i].recompute, "bytes_per_token", row[i].tensors, 1e-6);
+        expect_activations(words, row[i].kept, row[i].recompute, "with_statistics_per_token", row[i].with, 1e-6);
+        expect_activations(words, row[i].kept, row[i].recompute, "tensors_gib", row[i].gib, 1e-9);
+        expect_activations(words, row[i].kept, row[i].recompute, "total_gib", row[i].with_gib, 0.01);
+    }
+    /* while a layer is recomputed: 31 inputs and what one layer keeps */
+    expect_activations(words, "as this program", "full", "peak", 8192.0 * (31 * 8192 + 110728), 0.5);
+    expect_activations("--model llama3-8b --seq 8192 --micro-batch 2 --recompute full", "as this program", "full", "total_gib", 4, 1e-9);
+    cr_assert_eq(run(words), 0);
+    cr_assert(strstr(text, "110592") && strstr(text, "27.03") && strstr(text, "q = 4096") && strstr(text, "k = 1024"), "%s", text);
+    json_t *j = json("--model llama3-8b --seq 8192 --recompute selective");
+    cr_assert_eq(json_array_size(json_object_get(j, "rows")), 1);
+    json_decref(j);
+}
+
 /* Units are named; what the figures leave out is said. */
 Test(estimate, table_says_what_it_is) {
     cr_assert_eq(run("--params 1e9 --shards 8"), 0);
@@ -458,6 +503,21 @@ Test(estimate, refusals) {
         {"--unit-params x", "--unit-params"},
         {"--params 1e9 --micro-batch 0", "--micro-batch"},
         {"--params 1e9 --svg /nowhere/at/all.svg", "/nowhere/at/all.svg"},
+        {"--seq 0 --model llama3-8b", "--seq"},
+        {"--seq 8192", "--model"},
+        {"--seq 8192 --params 1e9", "--params"},
+        {"--seq 8192 --model llama3-8c", "llama3-8b"},
+        {"--seq 8192 --model llama3-8b --dim 5", "--dim"},
+        {"--seq 8192 --dim 100 --heads 3 --layers 1", "--heads 3"},
+        {"--seq 8192 --model llama3-8b --recompute half", "--recompute"},
+        {"--seq 8192 --model llama3-8b --tp 3", "--tp 3"},
+        {"--seq 8192 --model llama3-8b --sequence-parallel", "--tp"},
+        {"--seq 8190 --model llama3-8b --tp 8 --sequence-parallel", "--seq 8190"},
+        {"--seq 8192 --model llama3-8b --like korthikanti", "korthikanti"},
+        {"--seq 8192 --model llama3-8b --like deepspeed", "--like"},
+        {"--params 1e9 --like korthikanti", "--like"},
+        {"--seq 2e8 --dim 16384 --heads 128 --layers 126", "more bytes than can be counted"},
+        {"--params 1e9 --recompute full", "--recompute"},
         {"1e9", "too much"},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {

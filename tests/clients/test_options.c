@@ -21,7 +21,7 @@ static int parse(int n, const char *const *words) {
 
 static const char *sample(const char *arg) {
     static const struct { const char *arg, *value; } row[] = {
-        {"PRESET", "gpt2-124m"}, {"PROGRAM", "deepspeed"}, {"TYPE", "fp32"}, {"B", "25e9"}, {"KIND", "all_reduce"},
+        {"PRESET", "gpt2-124m"}, {"MODE", "full"}, {"PROGRAM", "deepspeed"}, {"TYPE", "fp32"}, {"B", "25e9"}, {"KIND", "all_reduce"},
         {"N", "3"}, {"S", "1.5"}, {"X", "0.5"}, {"G", "2"}, {"KEY=VALUE", "training.steps=5"},
         {"NAME", "n"}, {"all|R,R", "0,3"}, {"A:B", "2:9"}, {"HOST:PORT", "127.0.0.1:1"},
         {"FILE", "/f"}, {"DIR", "/d"}, {"FORMAT", "jsonl"}, {"WHEN", "never"}, {"M", "8"},
