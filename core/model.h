@@ -16,6 +16,9 @@ enum zt_family { ZT_GPT2 = 0, ZT_LLAMA = 1 };
 
 enum zt_rope_scaling { ZT_ROPE_NONE = 0, ZT_ROPE_LLAMA3 };
 
+/* Activation checkpointing: what backward computes once more instead of reading it. */
+enum zt_recompute { ZT_RECOMPUTE_NONE = 0, ZT_RECOMPUTE_SELECTIVE, ZT_RECOMPUTE_FULL };
+
 struct zt_model_config {
     enum zt_family family;
     int64_t layers, heads, kv_heads, head_dim, dim, ffn_dim, vocab_size, seq_len_max;

@@ -33,7 +33,6 @@ enum zt_tokenizer { ZT_TOKENIZER_BYTES = 0, ZT_TOKENIZER_NONE };
 enum zt_state_init { ZT_STATE_EAGER = 0, ZT_STATE_LAZY };
 enum zt_tail { ZT_TAIL_SHORT = 0, ZT_TAIL_DROP };
 enum zt_average { ZT_AVERAGE_TOKEN = 0, ZT_AVERAGE_SAMPLE, ZT_AVERAGE_SQUARE };
-enum zt_recompute { ZT_RECOMPUTE_NONE = 0, ZT_RECOMPUTE_SELECTIVE, ZT_RECOMPUTE_FULL };
 enum zt_scaler { ZT_SCALER_TORCH = 0, ZT_SCALER_DEEPSPEED };
 enum zt_nonfinite { ZT_NONFINITE_ABORT = 0, ZT_NONFINITE_SKIP };
 

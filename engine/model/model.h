@@ -45,6 +45,9 @@ struct zt_model_env {
     struct zt_alloc *alloc; struct zt_device *device; struct zt_ledger *ledger;
     enum zt_dtype compute; /* parameters as handed over, activations */
     enum zt_dtype grad;    /* parameter gradients: compute or fp32 */
+    /* Activation checkpointing of every n-th block (0: as 1). The same bits whatever is recomputed. */
+    enum zt_recompute recompute;
+    int64_t recompute_every;
 };
 /* One micro-batch: tokens and targets are device pointers [B*T] int32, targets -1 = not counted. */
 struct zt_batch { const int32_t *tokens, *targets; int64_t B, T; };

@@ -380,9 +380,9 @@ Test(units, a_frozen_layer_passes_its_input_gradient) {
     ok(zt_linear_forward(r.model, 1, 2, 1, hidden, head, NULL, &y, &e), &e);
     cr_expect_eq(y, (3 + 4) + 2 * (5 + 6));
     count_gemms(&r);
-    ok(zt_linear_backward(r.model, 1, 2, 1, hidden, head, &dy, dhidden, NULL, NULL, &e), &e);
+    ok(zt_linear_backward(r.model, 1, 2, 1, hidden, head, &dy, dhidden, false, NULL, NULL, &e), &e);
     cr_expect_eq(gemms[ZT_GEMM_DW], 0, "the frozen head's gradient was computed");
-    ok(zt_linear_backward(r.model, 1, 2, 2, x, projector, dhidden, NULL, dprojector, NULL, &e), &e);
+    ok(zt_linear_backward(r.model, 1, 2, 2, x, projector, dhidden, NULL, false, dprojector, NULL, &e), &e);
     cr_expect_eq(gemms[ZT_GEMM_DX], 1, "nothing below the projector wants a gradient");
     cr_expect(dprojector[0] == 1 && dprojector[1] == 1 && dprojector[2] == 2 && dprojector[3] == 2,
               "[[%g,%g],[%g,%g]]", (double)dprojector[0], (double)dprojector[1],
