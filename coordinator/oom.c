@@ -68,6 +68,20 @@ static int first_change(sqlite3 *db, const char *run_id, Zt__OomDetail *d, struc
     return q_close(&q);
 }
 
+/* The allocated peak that the plan has for a device without a limit, the same for every capacity; 0: not told. */
+static int planned_peak(sqlite3 *db, const char *run_id, int64_t *peak, struct zt_error *err)
+{
+    struct query q;
+    *peak = 0;
+    q_open(&q, db, "SELECT CASE WHEN json_valid(p) THEN CASE json_type(p, '$.plans[0].peak_allocated_bytes')"
+                   " WHEN 'integer' THEN json_extract(p, '$.plans[0].peak_allocated_bytes') END END"
+                   " FROM (SELECT CAST(plan AS TEXT) AS p FROM run_specs WHERE run_id = ?1)", err);
+    q_text(&q, 1, run_id);
+    if (q_row(&q))
+        *peak = sqlite3_column_int64(q.s, 0); /* NULL reads as 0 */
+    return q_close(&q);
+}
+
 static int64_t bytes(protobuf_c_boolean has, int64_t v) { return has ? v : 0; }
 
 int zt_oom_explain(sqlite3 *db, const char *run_id, uint32_t generation, int32_t rank, int64_t step, Zt__OomDetail *d,
@@ -75,16 +89,17 @@ int zt_oom_explain(sqlite3 *db, const char *run_id, uint32_t generation, int32_t
 {
     const Zt__TagBytes *t = d->by_tag;
     bool room = false, low = false;
+    int64_t peak = 0;
     char text[1024];
     free(d->location); /* a worker has no say in these */
     free(d->first_change);
     d->location = d->first_change = NULL;
     if (others_had_room(db, run_id, generation, rank, d, &room, err) || limited(db, run_id, generation, rank, d, &low, err) ||
-        first_change(db, run_id, d, err))
+        first_change(db, run_id, d, err) || planned_peak(db, run_id, &peak, err))
         return err->code;
     struct zt_oom_site s = { .phase = d->phase, .tag = d->tag, .step = step, .fragmentation = d->fragmentation,
                              .one_rank = room && !low, .request = d->request,
-                             .reserved = d->reserved, .allocated = d->allocated,
+                             .reserved = d->reserved, .allocated = d->allocated, .capacity = d->capacity, .needs = peak,
                              .parameters = bytes(t->has_parameters, t->parameters),
                              .gradients = bytes(t->has_gradients, t->gradients),
                              .optimizer = bytes(t->has_optimizer, t->optimizer),

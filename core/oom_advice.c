@@ -66,8 +66,11 @@ static bool activations_lead(const struct zt_oom_site *s) {
     return a >= state;
 }
 
+/* The plan's allocated peak alone is above the capacity: no arrangement of blocks would do. */
+static bool above_capacity(const struct zt_oom_site *s) { return s->capacity > 0 && s->needs > s->capacity; }
+
 enum zt_oom_place zt_oom_place_of(const struct zt_oom_site *s) {
-    if (s->fragmentation && s->reserved - s->allocated >= s->reserved / ZT_OOM_CUT_UP)
+    if (s->fragmentation && !above_capacity(s) && s->reserved - s->allocated >= s->reserved / ZT_OOM_CUT_UP)
         return ZT_OOM_FRAGMENTED;
     if (s->one_rank)
         return ZT_OOM_ONE_RANK;

@@ -14,6 +14,7 @@ struct zt_oom_site {
     bool fragmentation;      /* enough was reserved, in pieces too small (the allocator's word) */
     bool one_rank;           /* others of the same shape had room: this one was given less memory */
     int64_t request, reserved, allocated;
+    int64_t capacity, needs; /* needs: allocated peak of the plan without a limit; either 0: not told */
     int64_t parameters, gradients, optimizer, activations, temporary, communication; /* live then */
 };
 

@@ -82,7 +82,8 @@ static json_t *changes(const struct zt_advising *a, const struct zt_advise_chang
 static struct zt_oom_site planned_site(const struct zt_advice *a) {
     const struct zt_oom *m = &a->oom;
     return (struct zt_oom_site){.phase = zt_phase_name(m->phase), .tag = zt_tag_name(m->tag), .step = a->oom_step,
-                                .fragmentation = m->fragmentation, .request = m->request,
+                                .fragmentation = m->fragmentation, .request = m->request, .reserved = m->reserved,
+                                .allocated = m->allocated, .capacity = m->capacity, .needs = a->base.peak_allocated_bytes,
                                 .parameters = m->by_tag[ZT_TAG_PARAMETERS], .gradients = m->by_tag[ZT_TAG_GRADIENTS],
                                 .optimizer = m->by_tag[ZT_TAG_OPTIMIZER], .activations = m->by_tag[ZT_TAG_ACTIVATIONS],
                                 .temporary = m->by_tag[ZT_TAG_TEMPORARY], .communication = m->by_tag[ZT_TAG_COMMUNICATION]};
@@ -113,7 +114,9 @@ static json_t *measured_oom(const struct zt_advising *a) {
     struct zt_oom_site s = {.phase = json_string_value(json_object_get(m, "phase")),
                             .tag = json_string_value(json_object_get(m, "tag")), .step = a->failed_step,
                             .fragmentation = cause && strcmp(cause, "fragmentation") == 0,
-                            .request = int_at(m, "request_bytes"), .parameters = int_at(m, "by_tag.parameters"),
+                            .request = int_at(m, "request_bytes"), .reserved = int_at(m, "reserved_bytes"),
+                            .allocated = int_at(m, "allocated_bytes"), .capacity = int_at(m, "capacity_bytes"),
+                            .needs = a->advice->base.peak_allocated_bytes, .parameters = int_at(m, "by_tag.parameters"),
                             .gradients = int_at(m, "by_tag.gradients"), .optimizer = int_at(m, "by_tag.optimizer"),
                             .activations = int_at(m, "by_tag.activations"), .temporary = int_at(m, "by_tag.temporary"),
                             .communication = int_at(m, "by_tag.communication")};

@@ -120,10 +120,11 @@ static int print_windows(FILE *out, const struct zt_planning *p, struct zt_plan_
 
 static void say_oom(FILE *out, const struct zt_plan *k) {
     const struct zt_oom *m = &k->oom;
+    const bool cut_up = m->fragmentation && k->peak_allocated_bytes <= m->capacity;
     char a[32], b[32], c[32];
     fprintf(out, "DOES NOT FIT: in phase %s of step %lld \"%s\" (%s) asks for %s; %s of %s are reserved%s\n",
             zt_phase_name(m->phase), (long long)k->oom_step, m->what, zt_tag_name(m->tag), bytes(m->request, a),
-            bytes(m->reserved, b), bytes(m->capacity, c), m->fragmentation ? ", and what is free is in pieces" : "");
+            bytes(m->reserved, b), bytes(m->capacity, c), cut_up ? ", and what is free is in pieces" : "");
     fputs("          there:", out);
     for (int t = 0; t < ZT_TAG_COUNT; t++)
         fprintf(out, "%s %s %s", t ? "," : "", zt_tag_name((enum zt_tag)t), bytes(m->by_tag[t], a));

@@ -317,8 +317,8 @@ static const struct zt_column refusal_columns[] = {
 };
 
 /* The line that the place of the planned out-of-memory selects. */
-static void say_where(FILE *out, const json_t *oom) {
-    const json_t *t = json_object_get(oom, "by_tag");
+static void say_where(FILE *out, const json_t *plan) {
+    const json_t *oom = json_object_get(plan, "oom"), *t = json_object_get(oom, "by_tag");
     const char *phase = json_string_value(json_object_get(oom, "phase"));
     const char *tag = json_string_value(json_object_get(oom, "tag"));
     const char *what = json_string_value(json_object_get(oom, "what"));
@@ -327,7 +327,8 @@ static void say_where(FILE *out, const json_t *oom) {
     struct zt_oom_site s = {.phase = phase, .tag = tag, .step = int_at(oom, "step"),
                             .fragmentation = cause && strcmp(cause, "fragmentation") == 0,
                             .request = int_at(oom, "request_bytes"), .reserved = int_at(oom, "reserved_bytes"),
-                            .allocated = int_at(oom, "allocated_bytes"),
+                            .allocated = int_at(oom, "allocated_bytes"), .capacity = int_at(oom, "capacity_bytes"),
+                            .needs = int_at(plan, "peak_allocated_bytes"),
                             .parameters = int_at(t, "parameters"), .gradients = int_at(t, "gradients"),
                             .optimizer = int_at(t, "optimizer"), .activations = int_at(t, "activations"),
                             .temporary = int_at(t, "temporary"), .communication = int_at(t, "communication")};
@@ -358,7 +359,7 @@ static void say_refusal(FILE *out, const struct zt_options *o, const char *name,
     zt_print_table(out, rows, refusal_columns, &err);
     json_decref(rows);
     if (first && json_is_object(json_object_get(first, "oom")))
-        say_where(out, json_object_get(first, "oom"));
+        say_where(out, first);
     if (change)
         fprintf(out, "the first change that fits: %s\n", change);
     fprintf(out, "zctl advise %s shows the changes that fit, the cheapest first; %s\n", o->subject,

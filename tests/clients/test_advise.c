@@ -81,6 +81,23 @@ Test(advise, the_first_change_fits_when_typed) {
     json_decref(again);
 }
 
+/* 20 MiB, of which 1.7 are free in pieces when 0.75 are asked for: of a peak of 28.4 MiB allocated that is not the cause. */
+Test(advise, free_pieces_are_no_cause_of_what_is_too_big) {
+    json_t *j = advise("--capacity-gib 0.021", 0);
+    const json_t *oom = json_object_get(j, "oom");
+    cr_assert_str_eq(json_string_value(json_object_get(oom, "cause")), "fragmentation", "the allocator's word: pieces too small");
+    cr_assert_gt(whole(json_object_get(j, "base"), "peak_allocated_bytes"), whole(oom, "capacity_bytes"));
+    cr_assert_str_eq(json_string_value(json_object_get(oom, "where")), "forward, state most of it");
+    json_decref(j);
+    static const struct { const char *gib; bool pieces; } row[] = {{"0.021", false}, {"0.031", true}};
+    for (size_t i = 0; i < 2; i++) {
+        char line[200];
+        snprintf(line, sizeof line, "plan %s --device cpu --workers 2 --capacity-gib %s", path, row[i].gib);
+        cr_assert_eq(run(line), 7);
+        cr_assert_eq(strstr(text, "what is free is in pieces") != NULL, row[i].pieces, "%s", text);
+    }
+}
+
 /* 92 % of what is given, and of memory.limit_gib where that is less. */
 Test(advise, the_budget) {
     json_t *j = advise("--capacity-gib 1", 0);

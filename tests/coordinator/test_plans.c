@@ -222,6 +222,51 @@ Test(plans, a_limit_of_the_run_file_is_no_fault_of_one_worker) {
     cr_expect_eq(strncmp(where, "eval: ", 6), 0, "%s", where);
 }
 
+static void put_plan(const char *run_id, uint64_t seq, const char *plan)
+{
+    struct zt_batch *batch = zt_batch_new();
+    struct zt_row_run r = a_run(run_id, "llama", seq, ZT_RUN_RUNNING, 1, 2);
+    struct zt_run_blobs blobs = { .run_yaml = "v", .run_yaml_bytes = 1, .file = "f", .normalised = "v", .hash = "0",
+                                  .mode = "ddp", .overrides = "[]", .plan = plan, .plan_bytes = strlen(plan) };
+    zt_batch_run(batch, &r, &blobs);
+    cr_assert_eq(bench_commit(&b, batch), 0);
+}
+
+static Zt__OomDetail *detail_of(const char *phase)
+{
+    Zt__OomDetail *d = calloc(1, sizeof *d);
+    Zt__TagBytes *t = calloc(1, sizeof *t);
+    zt__oom_detail__init(d);
+    zt__tag_bytes__init(t);
+    d->by_tag = t;
+    d->phase = strdup(phase);
+    d->tag = strdup("temporary");
+    d->what = strdup("logits");
+    return d;
+}
+
+/* Memory in pieces is the cause where the plan's blocks would fit without gaps, and not where they are too many. */
+Test(plans, fragmentation_is_no_cause_of_what_is_too_big) {
+    static const struct { const char *plan, *where; } row[] = {
+        { "{\"plans\":[{\"peak_allocated_bytes\":1073741825}]}", "eval: " },
+        { "{\"plans\":[{\"peak_allocated_bytes\":1073741824}]}", "fragmentation: " },
+        { "{\"plans\":[{\"peak_allocated_bytes\":\"2e9\"}]}", "fragmentation: " },
+        { "{\"plans\":[]}", "fragmentation: " } };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        Zt__OomDetail *d = detail_of("eval");
+        struct zt_error err = { 0 };
+        char name[27] = RUN1;
+        name[25] = (char)('A' + i);
+        put_plan(name, 10 + i, row[i].plan);
+        d->fragmentation = 1;
+        d->capacity = d->reserved = GIB;
+        d->allocated = GIB / 2;
+        cr_expect_eq(zt_oom_explain(db, name, 1, 0, 1, d, &err), 0, "%s", err.msg);
+        cr_expect_eq(strncmp(d->location, row[i].where, strlen(row[i].where)), 0, "%s: %s", row[i].plan, d->location);
+        zt__oom_detail__free_unpacked(d, NULL);
+    }
+}
+
 /* Whatever is stored there: an out-of-memory is told all the same. */
 Test(plans, odd_documents_name_no_change) {
     static char deep[8001];
@@ -231,22 +276,10 @@ Test(plans, odd_documents_name_no_change) {
     memset(deep + 4000, ']', 4000);
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
         char name[27] = RUN1;
-        struct zt_batch *batch = zt_batch_new();
         name[25] = (char)('A' + i);
-        struct zt_row_run r = a_run(name, "llama", 10 + i, ZT_RUN_RUNNING, 1, 2);
-        struct zt_run_blobs blobs = { .run_yaml = "v", .run_yaml_bytes = 1, .file = "f", .normalised = "v", .hash = "0",
-                                      .mode = "ddp", .overrides = "[]", .plan = odd[i], .plan_bytes = strlen(odd[i]) };
-        zt_batch_run(batch, &r, &blobs);
-        cr_assert_eq(bench_commit(&b, batch), 0);
-        Zt__OomDetail *d = calloc(1, sizeof *d);
-        Zt__TagBytes *t = calloc(1, sizeof *t);
+        put_plan(name, 10 + i, odd[i]);
+        Zt__OomDetail *d = detail_of("eval");
         struct zt_error err = { 0 };
-        zt__oom_detail__init(d);
-        zt__tag_bytes__init(t);
-        d->by_tag = t;
-        d->phase = strdup("eval");
-        d->tag = strdup("temporary");
-        d->what = strdup("logits");
         cr_expect_eq(zt_oom_explain(db, name, 1, 0, 4, d, &err), 0, "%s: %s", odd[i], err.msg);
         cr_expect_null(d->first_change, "%s", odd[i]);
         cr_expect(d->location && strncmp(d->location, "eval: ", 6) == 0);

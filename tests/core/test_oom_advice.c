@@ -31,6 +31,14 @@ static const struct { struct zt_oom_site site; const char *where, *helps; } case
     {{.phase = "backward", .step = 1, .one_rank = true, ACTIVE}, "one rank only", "--memory-gib"},
     {{.phase = "backward", .step = 1, .one_rank = true, .fragmentation = true, .reserved = 80, .allocated = 70, ACTIVE},
      "fragmentation", "max_split_size_mib"},
+    /* what is allocated at the planned peak is more than there is: blocks without a gap would not fit either */
+    {{.phase = "backward", .step = 1, .fragmentation = true, .reserved = 80, .allocated = 60, .capacity = 80, .needs = 81, ACTIVE},
+     "backward, activations most of it", "local_batch_size"},
+    {{.phase = "init", .fragmentation = true, .reserved = 80, .allocated = 60, .capacity = 80, .needs = 81, STATE}, "init", "zero1"},
+    {{.phase = "backward", .step = 1, .fragmentation = true, .reserved = 80, .allocated = 60, .capacity = 80, .needs = 80, ACTIVE},
+     "fragmentation", "max_split_size_mib"},
+    {{.phase = "backward", .step = 1, .fragmentation = true, .reserved = 80, .allocated = 60, .needs = 81, ACTIVE},
+     "fragmentation", "max_split_size_mib"}, /* no capacity told */
     /* less than an eighth of it: giving up those pieces would not carry far */
     {{.phase = "backward", .step = 1, .fragmentation = true, .reserved = 80, .allocated = 71, ACTIVE},
      "backward, activations most of it", "local_batch_size"},
