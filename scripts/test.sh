@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything CI runs, in flavours, each in its own folder under build-test/:
 #   gcc     all tests, with failpoints
-#   clang   compiles clean with the second compiler; all but the tests that start daemons
-#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests
+#   clang   compiles clean with the second compiler; all but the long tests and those that start daemons
+#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests, of covers of options every fourth row
 #   tsan    ThreadSanitizer: the plain programs over everything with threads, and whole runs with daemons built so
 #   fuzz    one million executions of the frame decoder and dispatcher, fewer of the slower run file parser
 # Usage: sh scripts/test.sh [flavour...]; no argument = all. The last line is "N passed, N failed".
@@ -77,7 +77,7 @@ daemons_under_tsan() {
 run() {
     case $1 in
     gcc) flavour gcc gcc -Dfailpoints=true -- ;;
-    clang) flavour clang clang -Dfailpoints=true -- --no-suite integration ;;
+    clang) flavour clang clang -Dfailpoints=true -- --no-suite integration --no-suite long ;;
     asan) flavour asan gcc -Dfailpoints=true -Db_sanitize=address,undefined -- --setup=asan ;;
     tsan)
         flavour tsan gcc -Dfailpoints=true -Db_sanitize=thread -- --setup=tsan --suite tsan

@@ -8,6 +8,7 @@
 #define ZT_TESTS_ENGINE_PAIRWISE_H
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
@@ -26,6 +27,13 @@ struct pw_pairs {
     bool wanted[PW_FACTORS_MAX][PW_LEVELS_MAX][PW_FACTORS_MAX][PW_LEVELS_MAX],
         covered[PW_FACTORS_MAX][PW_LEVELS_MAX][PW_FACTORS_MAX][PW_LEVELS_MAX];
 };
+
+/* Slow flavours (sanitizers) run every n-th row, which the others run all of: ZT_TEST_EVERY=n. */
+static inline int pw_every(void) {
+    const char *v = getenv("ZT_TEST_EVERY");
+    int n = v ? atoi(v) : 1;
+    return n < 1 ? 1 : n;
+}
 
 /* Which pairs exist: some setting of the governing factors leaves both levels alone. */
 static inline void pw_wanted(const struct pw_product *f, struct pw_pairs *p) {

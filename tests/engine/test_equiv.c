@@ -25,7 +25,7 @@ Test(equiv, pairwise_cover_of_all_options, .timeout = 600) {
     int n = pw_cover(&eq_product, rows, &pairs), bad = 0, missing;
     missing = pw_missing(&eq_product, &pairs, NULL);
     cr_assert_eq(missing, 0, "%d pairs are not covered", missing);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i += pw_every()) {
         struct eq_case c = eq_case_of(rows[i], STEPS);
         bad += differs(&c);
     }
