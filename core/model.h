@@ -41,7 +41,8 @@ int zt_model_config_check(const struct zt_model_config *c, struct zt_error *err)
 /* Parameters in closed form; the same numbers as the tables'. */
 struct zt_model_count {
     int64_t parameters;    /* a tied head counts once */
-    int64_t replicated;    /* whole on every tensor-parallel rank: norms, biases behind a row cut, positions */
+    int64_t replicated;    /* whole on every tensor-parallel rank: norms, biases behind a row cut, positions. A rank
+                            * of t has (parameters - replicated) / t + replicated, and padding of its vocabulary */
     int64_t largest_layer; /* of one layer: a matrix with its bias */
 };
 int zt_model_count(const struct zt_model_config *c, struct zt_model_count *out, struct zt_error *err);
@@ -82,8 +83,9 @@ struct zt_tensor_def {
     enum zt_role role;
     enum zt_piece piece;
     int ndim;               /* 1 or 2 */
-    int64_t shape[2];       /* [out, in] for weights (torch Linear order), shape[1] = 1 for 1-D */
-    int64_t numel;
+    int64_t whole[2];       /* of the model: [out, in] for weights (torch Linear order), [1] = 1 for 1-D */
+    int64_t shape[2];       /* of this tensor rank; whole unless the table is cut. With vocabulary padding. */
+    int64_t numel;          /* shape[0] x shape[1] */
     int tp_dim;             /* dimension cut by tensor parallelism, -1 = replicated */
     int tp_heads;           /* fused qkv: 3 pieces, each cut per head; 0 = plain cut */
     bool tp_sum;            /* replicated; under sequence parallelism each rank has a part of its gradient,
@@ -105,7 +107,9 @@ struct zt_model_table {
     int n_tensors, n_units;
     struct zt_tensor_def *tensors;  /* in table order: by unit, then by layer order */
     struct zt_unit_def *units;
-    int64_t parameters;             /* sum of numel; a tied head counts once */
+    int64_t parameters;             /* of the whole model, however it is cut; a tied head counts once */
+    int tensor_degree, tensor_rank; /* 1, 0 until it is cut */
+    int64_t vocab_rows;             /* of this rank's embedding and head: ceil(V / degree), the last ones padding */
 };
 
 /* Tensors of a block, in order; H heads and KV key/value heads of width D, C dim, F ffn_dim:
@@ -119,6 +123,22 @@ struct zt_model_table {
  * norm.weight; lm_head.weight [V,C] unless tied. Initial values: norms 1, biases 0, else normal. */
 int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
                          struct zt_model_table *t, struct zt_error *err);
+/* Makes a whole table that of one rank of a tensor group: shapes and numel become the rank's part, the
+ * configuration stays the model's. Columns of a linear are its outputs (dimension 0), rows its inputs
+ * (dimension 1); heads are never cut. Every rank's table has the same shapes. ZT_EINVAL names a number
+ * that the degree does not divide, with the degrees that do. */
+int zt_model_table_cut(struct zt_model_table *t, int degree, int rank, struct zt_error *err);
+
+/* The longest stretch of d's elements [at, at + n) of this rank that one span describes; d is a tensor of
+ * the table. padding: rows past the vocabulary, which stand for no element (kept zero, never drawn,
+ * counted or stored); there the span says nothing. n >= 1 gives count >= 1. */
+struct zt_part_run { int64_t count; struct zt_span span; bool padding; };
+struct zt_part_run zt_tensor_run(const struct zt_model_table *t, const struct zt_tensor_def *d,
+                                 int64_t at, int64_t n);
+/* The numbers that a tensor degree must divide, by their keys: "heads", "kv_heads", "ffn_dim"; false past
+ * the end. The possible degrees are the divisors of zt_model_degrees. */
+bool zt_model_divided(const struct zt_model_config *c, int i, const char **key, int64_t *value);
+int64_t zt_model_degrees(const struct zt_model_config *c);
 /* Index of a tensor, -1 when the model has none such. */
 int zt_model_find(const struct zt_model_table *t, int layer, enum zt_role role, enum zt_piece piece);
 /* Patterns over tensor names (fnmatch: "*.ln_1.*"); what none matches is frozen. ZT_EINVAL names a

@@ -149,8 +149,8 @@ static void add(struct zt_model_table *t, int unit, int layer, const struct row 
     d->role = r->role;
     d->piece = r->piece;
     d->ndim = r->cols ? 2 : 1;
-    d->shape[0] = r->rows;
-    d->shape[1] = r->cols ? r->cols : 1;
+    d->shape[0] = d->whole[0] = r->rows;
+    d->shape[1] = d->whole[1] = r->cols ? r->cols : 1;
     d->numel = d->shape[0] * d->shape[1];
     d->decay = d->ndim >= 2;
     set_cut(d);
@@ -222,6 +222,8 @@ int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int
     if (blocks < 1)
         return zt_fail(err, ZT_EINVAL, "parallelism.wrap: %d blocks a unit; give 1 or more", blocks);
     t->config = *c;
+    t->tensor_degree = 1;
+    t->vocab_rows = c->vocab_size;
     families[c->family].ends(c, &ends);
     families[c->family].of_block(c, &block);
     const size_t layers = (size_t)c->layers;

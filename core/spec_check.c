@@ -114,15 +114,6 @@ bool zt_spec_changed(const struct zt_spec *s, const char *path) {
     return !k->fallback || strcmp(zt_schema_text(s, k, text, sizeof text), k->fallback) != 0;
 }
 
-const char *zt_divisors(int64_t n, char *buf, size_t size) {
-    size_t used = 0;
-    buf[0] = '\0';
-    for (int64_t d = 1; d <= n && d <= 65536 && used + 32 < size; d++)
-        if (n % d == 0)
-            used += (size_t)snprintf(buf + used, size - used, "%s%lld", used ? " " : "", (long long)d);
-    return buf;
-}
-
 #define LL(v) ((long long)(v))
 
 /* ---------------------------------------------------------------------------------- alone */

@@ -133,8 +133,6 @@ void zt_schema_default(struct zt_spec *s, const struct zt_key *k);
 /* "run.yaml:9:22: KEY: text" at the row's mark, for spec->notes. More than fit are dropped. */
 void zt_note(const struct zt_problems *p, struct zt_spec *s, int key, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* "1 2 4 8": the divisors of n, as many as fit. */
-const char *zt_divisors(int64_t n, char *buf, size_t size);
 
 /* spec_shard.c: parallelism and precision. */
 struct zt_mode_word;

@@ -127,3 +127,12 @@ const char *zt_nearest(const char *word, const char *const *names, int n) {
     int allowed = (int)(nw / 3) > 1 ? (int)(nw / 3) : 1;
     return best && best_distance <= allowed && (size_t)best_distance < nw ? best : NULL;
 }
+
+const char *zt_divisors(int64_t n, char *buf, size_t size) {
+    size_t used = 0;
+    buf[0] = '\0';
+    for (int64_t d = 1; d <= n && d <= 65536 && used + 32 < size; d++)
+        if (n % d == 0)
+            used += (size_t)snprintf(buf + used, size - used, "%s%lld", used ? " " : "", (long long)d);
+    return buf;
+}

@@ -317,7 +317,7 @@ static int64_t flops_base(const struct zt_model_table *t) {
     for (int i = 0; i < t->n_tensors; i++) {
         const struct zt_tensor_def *d = &t->tensors[i];
         if (d->role == ZT_ROLE_POSITIONS || (d->role == ZT_ROLE_EMBEDDING && !t->config.tied_head))
-            n -= d->numel;
+            n -= d->whole[0] * d->whole[1];
     }
     return n;
 }

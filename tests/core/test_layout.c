@@ -247,3 +247,36 @@ Test(layout, peak_of_equal_units) {
     p = zt_unit_peak_formula(1000, false, 1, 1, ZT_F32, mixed);
     cr_assert(p.forward == 0 && p.backward == 6000);
 }
+
+/* T-TPFSDP: 16 ranks as tensor 2 x (replicate 2 x shard 4), all of 1e9 parameters cut by the tensor degree: what is
+ * left is divided by the shard degree alone, and by mode. 16 bytes a parameter. */
+Test(layout, tensor_degree_and_shards_divide_one_after_the_other) {
+    static const struct { enum zt_mode mode; int64_t bytes; } want[] = {
+        {ZT_DDP, 8000000000}, {ZT_ZERO1, 3500000000}, {ZT_ZERO2, 2750000000},
+        {ZT_ZERO3, 2000000000}, {ZT_FSDP, 2000000000}};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct zt_state_bytes s = zt_state_plain(1000000000 / 2, true, want[i].mode, 4, zt_recipe_find("mixed16"));
+        cr_assert_eq(s.parameters + s.gradients + s.optimizer, want[i].bytes, "%s", zt_mode_name(want[i].mode));
+    }
+}
+
+/* The formulas read a cut table's own shapes. Every tensor of these parts is a multiple of 16 S elements and every
+ * buffer of 512 bytes: (N - N_rep) / t + N_rep parameters, 16 bytes each, over the shards. */
+Test(layout, formulas_of_a_cut_table) {
+    struct zt_model_config c;
+    struct zt_model_count n;
+    struct zt_error err = {0};
+    cr_assert_eq(zt_model_preset("llama-nano", &c, &err), 0);
+    c.ffn_dim = 512;
+    cr_assert_eq(zt_model_count(&c, &n, &err), 0);
+    for (int degree = 1; degree <= 2; degree++) {
+        struct zt_model_table t;
+        const int64_t rank_has = (n.parameters - n.replicated) / degree + n.replicated;
+        cr_assert_eq(zt_model_table_build(&c, ZT_WRAP_BLOCK, 1, &t, &err), 0);
+        cr_assert_eq(zt_model_table_cut(&t, degree, degree - 1, &err), 0, "%s", err.msg);
+        cr_assert_eq(zt_model_padded(&t, 1), rank_has);
+        struct zt_state_bytes s = zt_state_formula(&t, ZT_DDP, 1, zt_recipe_find("fp32"));
+        cr_assert_eq(s.parameters + s.gradients + s.optimizer, 16 * rank_has);
+        zt_model_table_free(&t);
+    }
+}
