@@ -11,10 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "core/error.h"
+#include "core/rope.h"
 
 enum zt_family { ZT_GPT2 = 0, ZT_LLAMA = 1 };
-
-enum zt_rope_scaling { ZT_ROPE_NONE = 0, ZT_ROPE_LLAMA3 };
 
 /* Activation checkpointing: what backward computes once more instead of reading it. */
 enum zt_recompute { ZT_RECOMPUTE_NONE = 0, ZT_RECOMPUTE_SELECTIVE, ZT_RECOMPUTE_FULL };
@@ -24,12 +23,7 @@ struct zt_model_config {
     int64_t layers, heads, kv_heads, head_dim, dim, ffn_dim, vocab_size, seq_len_max;
     double rope_theta, norm_eps, dropout;
     bool tied_head, qkv_bias, qk_norm;
-    /* The numbers are read with LLAMA3 only. original_max: the sequence length before stretching. */
-    struct {
-        enum zt_rope_scaling type;
-        double factor, low_freq_factor, high_freq_factor;
-        int64_t original_max;
-    } rope_scaling;
+    struct zt_rope rope_scaling;
 };
 
 /* Fills *c from a preset; ZT_ENOTFOUND names the nearest preset. */

@@ -105,11 +105,39 @@ struct zt_ops {
                               int64_t C, bool accumulate_dx, void *workspace,
                               struct zt_error *err);
 
+    /* RMSNorm over the last dimension: out = in rstd weight, rstd [N] fp32 = (mean(in^2) + eps)^-1/2;
+     * residual and sum as in layernorm_forward. out may alias in (or sum). */
+    int (*rmsnorm_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *rstd,
+                           const void *in, const void *residual, void *sum, const void *weight,
+                           int64_t N, int64_t C, double eps, struct zt_error *err);
+    size_t (*rmsnorm_backward_workspace)(int64_t N, int64_t C);
+    /* dx = or += (accumulate_dx), may alias dout; dweight +=, may be NULL */
+    int (*rmsnorm_backward)(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                            void *dweight, const void *dout, const void *in, const void *weight,
+                            const float *rstd, int64_t N, int64_t C, bool accumulate_dx,
+                            void *workspace, struct zt_error *err);
+
+    /* Rotary positions, in place on `heads` neighbouring heads of width D in each of B*T rows that
+     * are `row` elements apart. Half-split pairs: (a, b) = (v[i], v[i + D/2]) becomes (a cos - b sin,
+     * b cos + a sin); inverse: by the angle's negative, which is its gradient. table [T, 2, D/2] fp32:
+     * a position's cosines, then its sines (core/rope.h). ZT_EINVAL for an odd D. */
+    int (*rope)(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
+                int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse, struct zt_error *err);
+
     /* GELU, tanh form. n elements. dx may alias dout. */
     int (*gelu_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
                         struct zt_error *err);
     int (*gelu_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
                          const void *dout, int64_t n, struct zt_error *err);
+
+    /* SwiGLU: out = silu(gate) up, silu(z) = z / (1 + e^-z). n elements; out may alias gate or up. */
+    int (*swiglu_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *gate,
+                          const void *up, int64_t n, struct zt_error *err);
+    /* product (NULL: not wanted) = forward's out again, with its bits. Each element of gate, up and
+     * dout is read before the results of that element are written: a result may alias any of them. */
+    int (*swiglu_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, void *dup,
+                           void *product, const void *gate, const void *up, const void *dout,
+                           int64_t n, struct zt_error *err);
 
     /* Causal attention, tiled with online softmax: no T x T matrix exists. qkv [B,T,3,H,D] (fused,
      * q then k then v in a row), out [B,T,H,D], lse [B,H,T] = log-sum-exp of the scaled scores.

@@ -34,6 +34,10 @@ size_t zt_layernorm_backward_workspace(int64_t N, int64_t C) {
     return (size_t)zt_block_count(N) * 2 * (size_t)C * sizeof(float);
 }
 
+size_t zt_rmsnorm_backward_workspace(int64_t N, int64_t C) {
+    return zt_bias_backward_workspace(N, C); /* one sum a column, as there */
+}
+
 size_t zt_embedding_backward_workspace(int64_t N, enum zt_dtype gt) {
     return gt == ZT_F32 ? 0 : 2 * (size_t)N * sizeof(uint64_t);
 }

@@ -15,6 +15,7 @@ int64_t zt_block_rows(int64_t N);
 int64_t zt_block_count(int64_t N);
 size_t zt_bias_backward_workspace(int64_t N, int64_t C);
 size_t zt_layernorm_backward_workspace(int64_t N, int64_t C);
+size_t zt_rmsnorm_backward_workspace(int64_t N, int64_t C);
 size_t zt_embedding_backward_workspace(int64_t N, enum zt_dtype gt);
 /* Causal attention keeps its tiles in registers and per-thread scratch: none. */
 size_t zt_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);

@@ -62,6 +62,11 @@ int zt_cpu_gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const 
                         struct zt_error *err);
 int zt_cpu_gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const void *in,
                          const void *dout, int64_t n, struct zt_error *err);
+int zt_cpu_swiglu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *gate,
+                          const void *up, int64_t n, struct zt_error *err);
+int zt_cpu_swiglu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, void *dup,
+                           void *product, const void *gate, const void *up, const void *dout,
+                           int64_t n, struct zt_error *err);
 int zt_cpu_count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
                          struct zt_error *err);
 
@@ -96,6 +101,15 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                               void *dweight, void *dbias, const void *dout, const void *in,
                               const void *weight, const float *mean, const float *rstd, int64_t N,
                               int64_t C, bool accumulate_dx, void *workspace, struct zt_error *err);
+int zt_cpu_rmsnorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *rstd,
+                           const void *in, const void *residual, void *sum, const void *weight,
+                           int64_t N, int64_t C, double eps, struct zt_error *err);
+int zt_cpu_rmsnorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                            void *dweight, const void *dout, const void *in, const void *weight,
+                            const float *rstd, int64_t N, int64_t C, bool accumulate_dx,
+                            void *workspace, struct zt_error *err);
+int zt_cpu_rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
+                int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse, struct zt_error *err);
 int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
                          const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
                          struct zt_error *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU and random initial values. */
+/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU, SwiGLU and random initial values.
+ */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>
@@ -77,6 +78,48 @@ int zt_cpu_gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const 
     if (rc != ZT_OK) return rc;
     struct operands o = {&x->vec->of[t], t, dx, in, dout, 0.0f};
     zt_cpu_range(x, n, GRAIN_MATH, gelu_backward_range, &o);
+    return ZT_OK;
+}
+
+struct swiglu {
+    const struct zt_vec_of *of;
+    enum zt_dtype t;
+    void *out, *dgate, *dup; /* out: the product */
+    const void *gate, *up, *dout;
+};
+
+static void swiglu_forward_range(void *arg, int64_t first, int64_t count, int thread) {
+    const struct swiglu *o = arg;
+    (void)thread;
+    o->of->swiglu_forward(zt_cpu_at(o->out, first, o->t), zt_cpu_at(o->gate, first, o->t),
+                          zt_cpu_at(o->up, first, o->t), (size_t)count);
+}
+
+int zt_cpu_swiglu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *gate,
+                          const void *up, int64_t n, struct zt_error *err) {
+    int rc = zt_cpu_need_float("swiglu_forward", t, err);
+    if (rc != ZT_OK) return rc;
+    struct swiglu o = {.of = &x->vec->of[t], .t = t, .out = out, .gate = gate, .up = up};
+    zt_cpu_range(x, n, GRAIN_MATH, swiglu_forward_range, &o);
+    return ZT_OK;
+}
+
+static void swiglu_backward_range(void *arg, int64_t first, int64_t count, int thread) {
+    const struct swiglu *o = arg;
+    (void)thread;
+    o->of->swiglu_backward(zt_cpu_at(o->dgate, first, o->t), zt_cpu_at(o->dup, first, o->t),
+                           o->out ? zt_cpu_at(o->out, first, o->t) : NULL,
+                           zt_cpu_at(o->gate, first, o->t), zt_cpu_at(o->up, first, o->t),
+                           zt_cpu_at(o->dout, first, o->t), (size_t)count);
+}
+
+int zt_cpu_swiglu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, void *dup,
+                           void *product, const void *gate, const void *up, const void *dout,
+                           int64_t n, struct zt_error *err) {
+    int rc = zt_cpu_need_float("swiglu_backward", t, err);
+    if (rc != ZT_OK) return rc;
+    struct swiglu o = {&x->vec->of[t], t, product, dgate, dup, gate, up, dout};
+    zt_cpu_range(x, n, GRAIN_MATH, swiglu_backward_range, &o);
     return ZT_OK;
 }
 

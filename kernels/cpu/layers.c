@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/layers.c: embedding, LayerNorm, bias gradient and cross-entropy.
+/* kernels/cpu/layers.c: embedding, norms, rotary positions, bias gradient and
+ * cross-entropy.
  *
  * Sums over rows are cut into blocks of rows by N alone; each block's sum goes to the workspace and
  * the blocks are added in order, so the bits do not depend on the threads. */
@@ -209,13 +210,13 @@ int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
     return ZT_OK;
 }
 
-/* ---- LayerNorm ---- */
+/* ---- LayerNorm and RMSNorm ---- */
 
-struct layernorm {
+struct norm {
     const struct zt_vec_of *of;
     enum zt_dtype t;
     void *out, *sum;
-    float *mean, *rstd, *part;
+    float *mean, *rstd, *part; /* RMSNorm has no mean and no bias */
     const void *in, *residual, *weight, *bias, *dout;
     int64_t C, rows;
     float eps;
@@ -223,7 +224,7 @@ struct layernorm {
 };
 
 static void layernorm_rows(void *arg, int64_t first, int64_t count, int thread) {
-    const struct layernorm *j = arg;
+    const struct norm *j = arg;
     const int64_t at = first * j->C;
     (void)thread;
     j->of->layernorm_forward(
@@ -240,24 +241,24 @@ int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
     if (rc != ZT_OK) return rc;
     if (residual && !sum)
         return zt_fail(err, ZT_EINVAL, "layernorm_forward: a residual needs a place for the sum");
-    struct layernorm j = {.of = &x->vec->of[t],
-                          .t = t,
-                          .out = out,
-                          .mean = mean,
-                          .rstd = rstd,
-                          .sum = sum,
-                          .in = in,
-                          .residual = residual,
-                          .weight = weight,
-                          .bias = bias,
-                          .C = C,
-                          .eps = (float)eps};
+    struct norm j = {.of = &x->vec->of[t],
+                     .t = t,
+                     .out = out,
+                     .mean = mean,
+                     .rstd = rstd,
+                     .sum = sum,
+                     .in = in,
+                     .residual = residual,
+                     .weight = weight,
+                     .bias = bias,
+                     .C = C,
+                     .eps = (float)eps};
     zt_cpu_range(x, N, rows_per_unit(C), layernorm_rows, &j);
     return ZT_OK;
 }
 
 static void layernorm_block(void *arg, int64_t first, int64_t count, int thread) {
-    const struct layernorm *j = arg;
+    const struct norm *j = arg;
     const int64_t at = first * j->C;
     (void)thread;
     j->of->layernorm_backward(zt_cpu_at(j->out, at, j->t), j->part + first / j->rows * 2 * j->C,
@@ -272,16 +273,16 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                               struct zt_error *err) {
     int rc = zt_cpu_need_result("layernorm_backward", t, gt, err);
     if (rc != ZT_OK) return rc;
-    struct layernorm j = {.of = &x->vec->of[t],
-                          .t = t,
-                          .out = dx,
-                          .part = workspace,
-                          .in = in,
-                          .weight = weight,
-                          .dout = dout,
-                          .C = C,
-                          .rows = zt_block_rows(N),
-                          .accumulate = accumulate_dx};
+    struct norm j = {.of = &x->vec->of[t],
+                     .t = t,
+                     .out = dx,
+                     .part = workspace,
+                     .in = in,
+                     .weight = weight,
+                     .dout = dout,
+                     .C = C,
+                     .rows = zt_block_rows(N),
+                     .accumulate = accumulate_dx};
     /* only read here; the struct's pointers serve both directions */
     j.mean = (float *)(uintptr_t)mean;
     j.rstd = (float *)(uintptr_t)rstd;
@@ -289,6 +290,99 @@ int zt_cpu_layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
     const float *part = workspace;
     if (dweight) add_blocks(x->vec, gt, dweight, part, 2 * C, zt_block_count(N), C, true);
     if (dbias) add_blocks(x->vec, gt, dbias, part + C, 2 * C, zt_block_count(N), C, true);
+    return ZT_OK;
+}
+
+static void rmsnorm_rows(void *arg, int64_t first, int64_t count, int thread) {
+    const struct norm *j = arg;
+    const int64_t at = first * j->C;
+    (void)thread;
+    j->of->rmsnorm_forward(zt_cpu_at(j->out, at, j->t), j->rstd + first, zt_cpu_at(j->in, at, j->t),
+                           j->residual ? zt_cpu_at(j->residual, at, j->t) : NULL,
+                           j->sum ? zt_cpu_at(j->sum, at, j->t) : NULL, j->weight, count, j->C,
+                           j->eps);
+}
+
+int zt_cpu_rmsnorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *rstd,
+                           const void *in, const void *residual, void *sum, const void *weight,
+                           int64_t N, int64_t C, double eps, struct zt_error *err) {
+    int rc = zt_cpu_need_float("rmsnorm_forward", t, err);
+    if (rc != ZT_OK) return rc;
+    if (residual && !sum)
+        return zt_fail(err, ZT_EINVAL, "rmsnorm_forward: a residual needs a place for the sum");
+    struct norm j = {.of = &x->vec->of[t],
+                     .t = t,
+                     .out = out,
+                     .rstd = rstd,
+                     .sum = sum,
+                     .in = in,
+                     .residual = residual,
+                     .weight = weight,
+                     .C = C,
+                     .eps = (float)eps};
+    zt_cpu_range(x, N, rows_per_unit(C), rmsnorm_rows, &j);
+    return ZT_OK;
+}
+
+static void rmsnorm_block(void *arg, int64_t first, int64_t count, int thread) {
+    const struct norm *j = arg;
+    const int64_t at = first * j->C;
+    (void)thread;
+    j->of->rmsnorm_backward(zt_cpu_at(j->out, at, j->t), j->part + first / j->rows * j->C,
+                            zt_cpu_at(j->dout, at, j->t), zt_cpu_at(j->in, at, j->t), j->weight,
+                            j->rstd + first, count, j->C, j->accumulate);
+}
+
+int zt_cpu_rmsnorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                            void *dweight, const void *dout, const void *in, const void *weight,
+                            const float *rstd, int64_t N, int64_t C, bool accumulate_dx,
+                            void *workspace, struct zt_error *err) {
+    int rc = zt_cpu_need_result("rmsnorm_backward", t, gt, err);
+    if (rc != ZT_OK) return rc;
+    struct norm j = {.of = &x->vec->of[t],
+                     .t = t,
+                     .out = dx,
+                     .part = workspace,
+                     .in = in,
+                     .weight = weight,
+                     .dout = dout,
+                     .rstd = (float *)(uintptr_t)rstd, /* only read, as above */
+                     .C = C,
+                     .rows = zt_block_rows(N),
+                     .accumulate = accumulate_dx};
+    zt_cpu_range(x, N, j.rows, rmsnorm_block, &j);
+    if (dweight) add_blocks(x->vec, gt, dweight, workspace, C, zt_block_count(N), C, true);
+    return ZT_OK;
+}
+
+/* ---- rotary positions ---- */
+
+struct rope {
+    const struct zt_vec_of *of;
+    enum zt_dtype t;
+    void *v;
+    const float *table;
+    int64_t row, T, heads, D;
+    float sign;
+};
+
+static void rope_rows(void *arg, int64_t first, int64_t count, int thread) {
+    const struct rope *j = arg;
+    (void)thread;
+    for (int64_t r = first; r < first + count; r++)
+        j->of->rope_row(zt_cpu_at(j->v, r * j->row, j->t), j->table + r % j->T * j->D, j->heads,
+                        j->D, j->sign);
+}
+
+int zt_cpu_rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
+                int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse,
+                struct zt_error *err) {
+    int rc = zt_cpu_need_float("rope", t, err);
+    if (rc != ZT_OK) return rc;
+    if (D % 2 != 0)
+        return zt_fail(err, ZT_EINVAL, "rope: heads of odd width %lld have no pairs", (long long)D);
+    struct rope j = {&x->vec->of[t], t, v, table, row, T, heads, D, inverse ? -1.0f : 1.0f};
+    zt_cpu_range(x, B * T, rows_per_unit(heads * D), rope_rows, &j);
     return ZT_OK;
 }
 

@@ -56,6 +56,9 @@ struct zt_vec_of {
     void (*scale)(void *v, float factor, size_t n);
     void (*gelu_forward)(void *out, const void *in, size_t n);
     void (*gelu_backward)(void *dx, const void *in, const void *dout, size_t n);
+    void (*swiglu_forward)(void *out, const void *gate, const void *up, size_t n);
+    void (*swiglu_backward)(void *dgate, void *dup, void *product, const void *gate, const void *up,
+                            const void *dout, size_t n);
     /* rows of LayerNorm; residual and sum may be NULL */
     void (*layernorm_forward)(void *out, float *mean, float *rstd, const void *in,
                               const void *residual, void *sum, const void *weight, const void *bias,
@@ -64,6 +67,14 @@ struct zt_vec_of {
     void (*layernorm_backward)(void *dx, float *part, const void *dout, const void *in,
                                const void *weight, const float *mean, const float *rstd,
                                int64_t rows, int64_t C, bool accumulate_dx);
+    /* rows of RMSNorm; part[C] as above */
+    void (*rmsnorm_forward)(void *out, float *rstd, const void *in, const void *residual, void *sum,
+                            const void *weight, int64_t rows, int64_t C, float eps);
+    void (*rmsnorm_backward)(void *dx, float *part, const void *dout, const void *in,
+                             const void *weight, const float *rstd, int64_t rows, int64_t C,
+                             bool accumulate_dx);
+    /* `heads` heads of one row by the angles cos[D/2], sin[D/2] times sign (1 or -1) */
+    void (*rope_row)(void *v, const float *angles, int64_t heads, int64_t D, float sign);
     /* part[C] = column sums of rows x C, rows added in order */
     void (*column_sums)(float *part, const void *in, int64_t rows, int64_t C);
     void (*cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,

@@ -41,6 +41,33 @@ INLINE v16 gelu_slope(v16 x, v16 dy) {
     return v_mul(g, dy);
 }
 
+/* s = 1 / (1 + e^-z) and 1 - s from e^-|z|, which cannot overflow: both keep their relative accuracy
+ * on either side. */
+INLINE void sigmoid(v16 z, v16 *s, v16 *rest) {
+    const v16 one = v_set1(1.0f), zero = v_zero();
+    const v16 e = v_exp_negative(i_bits(i_or(v_bits(z), i_set1(INT32_MIN))));
+    const v16 whole = v_div(one, v_add(one, e)), part = v_mul(e, whole);
+    const m16 negative = v_lt(z, zero);
+    *s = v_select(negative, part, whole);
+    *rest = v_select(negative, whole, part);
+}
+
+INLINE v16 swiglu_one(v16 gate, v16 up) {
+    v16 s, rest;
+    sigmoid(gate, &s, &rest);
+    return v_mul(v_mul(gate, s), up);
+}
+
+/* dup = dy z s, dgate = dy up s (1 + z (1 - s)), with z = gate */
+INLINE void swiglu_slopes(v16 z, v16 up, v16 dy, v16 *dgate, v16 *dup, v16 *product) {
+    v16 s, rest;
+    sigmoid(z, &s, &rest);
+    const v16 silu = v_mul(z, s);
+    *product = v_mul(silu, up);
+    *dup = v_mul(dy, silu);
+    *dgate = v_mul(v_mul(dy, up), v_mul(s, v_add(v_set1(1.0f), v_mul(z, rest))));
+}
+
 INLINE void adamw_16(v16 *p, v16 *m, v16 *v, v16 g, const struct zt_vec_adamw *a) {
     g = v_mul(g, v_set1(a->grad_scale));
     *p = v_mul(*p, v_set1(a->decay));
@@ -363,8 +390,9 @@ static __attribute__((noinline)) void store_16_f16(uint16_t *p, v16 x) {
 /* clang-format off */
 #define VEC_OF(t)                                                                                  \
     {widen_##t, narrow_##t, add_##t, add_f32_##t, scale_##t, gelu_forward_##t, gelu_backward_##t,  \
-     layernorm_forward_##t, layernorm_backward_##t, column_sums_##t, cross_entropy_row_##t,        \
-     attention_forward_##t, attention_backward_##t}
+     swiglu_forward_##t, swiglu_backward_##t, layernorm_forward_##t, layernorm_backward_##t,       \
+     rmsnorm_forward_##t, rmsnorm_backward_##t, rope_row_##t, column_sums_##t,                     \
+     cross_entropy_row_##t, attention_forward_##t, attention_backward_##t}
 /* clang-format on */
 
 const struct zt_vec ZT_VEC_TABLE = {

@@ -81,6 +81,26 @@ static void TY(gelu_backward)(void *dx, const void *in, const void *dout, size_t
     (dx, i, C, gelu_slope(TY(row_load)(in, i, C, 0.0f), TY(row_load)(dout, i, C, 0.0f)));
 }
 
+static void TY(swiglu_forward)(void *out, const void *gate, const void *up, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16)
+        TY(row_store)
+    (out, i, C, swiglu_one(TY(row_load)(gate, i, C, 0.0f), TY(row_load)(up, i, C, 0.0f)));
+}
+
+static void TY(swiglu_backward)(void *dgate, void *dup, void *product, const void *gate,
+                                const void *up, const void *dout, size_t n) {
+    const int64_t C = (int64_t)n;
+    for (int64_t i = 0; i < C; i += 16) {
+        v16 dg, du, p;
+        swiglu_slopes(TY(row_load)(gate, i, C, 0.0f), TY(row_load)(up, i, C, 0.0f),
+                      TY(row_load)(dout, i, C, 0.0f), &dg, &du, &p);
+        TY(row_store)(dgate, i, C, dg);
+        TY(row_store)(dup, i, C, du);
+        if (product) TY(row_store)(product, i, C, p);
+    }
+}
+
 /* ---- rows ---- */
 
 /* The sum with the residual is normalised as it was stored: that is what backward reads. */
@@ -147,6 +167,72 @@ static void TY(layernorm_backward)(void *dx, float *part, const void *dout, cons
             v16 n = v_mul(v_sub(TY(row_load)(x, i, C, mean[r]), mu), rs);
             v16 v = v_mul(v_sub(v_sub(dn, a), v_mul(n, b)), rs);
             TY(row_store)(g, i, C, accumulate_dx ? v_add(TY(row_load)(g, i, C, 0.0f), v) : v);
+        }
+    }
+}
+
+/* As in LayerNorm, the sum is normalised as it was stored. */
+static void TY(rmsnorm_forward)(void *out, float *rstd, const void *in, const void *residual,
+                                void *sum, const void *weight, int64_t rows, int64_t C, float eps) {
+    for (int64_t r = 0; r < rows; r++) {
+        const ELEM *x = (const ELEM *)in + r * C;
+        if (residual) {
+            ELEM *s = (ELEM *)sum + r * C;
+            TY(add)(s, x, (const ELEM *)residual + r * C, (size_t)C);
+            x = s;
+        }
+        v16 squares = v_zero();
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 v = TY(row_load)(x, i, C, 0.0f);
+            squares = v_add(squares, v_mul(v, v));
+        }
+        const float rs = 1.0f / sqrtf(v_sum(squares) / (float)C + eps);
+        const v16 rss = v_set1(rs);
+        ELEM *o = (ELEM *)out + r * C;
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 n = v_mul(TY(row_load)(x, i, C, 0.0f), rss);
+            TY(row_store)(o, i, C, v_mul(n, TY(row_load)(weight, i, C, 0.0f)));
+        }
+        rstd[r] = rs;
+    }
+}
+
+/* dx = (dn - n mean(dn n)) rstd, with n the normalised input and dn = dout weight. */
+static void TY(rmsnorm_backward)(void *dx, float *part, const void *dout, const void *in,
+                                 const void *weight, const float *rstd, int64_t rows, int64_t C,
+                                 bool accumulate_dx) {
+    for (int64_t r = 0; r < rows; r++) {
+        const ELEM *dy = (const ELEM *)dout + r * C, *x = (const ELEM *)in + r * C;
+        const v16 rs = v_set1(rstd[r]);
+        v16 sum_dnn = v_zero();
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 n = v_mul(TY(row_load)(x, i, C, 0.0f), rs);
+            v16 dny = v_mul(TY(row_load)(dy, i, C, 0.0f), n);
+            sum_dnn = v_add(sum_dnn, v_mul(dny, TY(row_load)(weight, i, C, 0.0f)));
+            row_store_f32(part, i, C, r ? v_add(row_load_f32(part, i, C, 0.0f), dny) : dny);
+        }
+        const v16 b = v_set1(v_sum(sum_dnn) / (float)C);
+        ELEM *g = (ELEM *)dx + r * C;
+        for (int64_t i = 0; i < C; i += 16) {
+            v16 dn = v_mul(TY(row_load)(dy, i, C, 0.0f), TY(row_load)(weight, i, C, 0.0f));
+            v16 n = v_mul(TY(row_load)(x, i, C, 0.0f), rs);
+            v16 v = v_mul(v_sub(dn, v_mul(n, b)), rs);
+            TY(row_store)(g, i, C, accumulate_dx ? v_add(TY(row_load)(g, i, C, 0.0f), v) : v);
+        }
+    }
+}
+
+static void TY(rope_row)(void *v, const float *angles, int64_t heads, int64_t D, float sign) {
+    const int64_t half = D / 2;
+    const v16 signs = v_set1(sign);
+    for (int64_t h = 0; h < heads; h++) {
+        ELEM *low = (ELEM *)v + h * D, *high = low + half;
+        for (int64_t i = 0; i < half; i += 16) {
+            const v16 c = row_load_f32(angles, i, half, 0.0f);
+            const v16 s = v_mul(row_load_f32(angles + half, i, half, 0.0f), signs);
+            const v16 a = TY(row_load)(low, i, half, 0.0f), b = TY(row_load)(high, i, half, 0.0f);
+            TY(row_store)(low, i, half, v_sub(v_mul(a, c), v_mul(b, s)));
+            TY(row_store)(high, i, half, v_add(v_mul(b, c), v_mul(a, s)));
         }
     }
 }

@@ -79,6 +79,29 @@ static int layernorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
     return rows(x, N * C, accumulate_dx ? 4 : 3, t);
 }
 
+static int rmsnorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *rstd,
+                           const void *in, const void *residual, void *sum, const void *weight,
+                           int64_t N, int64_t C, double eps, struct zt_error *err) {
+    (void)out, (void)rstd, (void)in, (void)sum, (void)weight, (void)eps, (void)err;
+    return rows(x, N * C, residual ? 4 : 2, t);
+}
+
+static int rmsnorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dx,
+                            void *dweight, const void *dout, const void *in, const void *weight,
+                            const float *rstd, int64_t N, int64_t C, bool accumulate_dx,
+                            void *workspace, struct zt_error *err) {
+    (void)gt, (void)dx, (void)dweight, (void)dout, (void)in, (void)weight, (void)rstd;
+    (void)workspace, (void)err;
+    return rows(x, N * C, accumulate_dx ? 4 : 3, t);
+}
+
+static int rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
+                int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse,
+                struct zt_error *err) {
+    (void)v, (void)row, (void)table, (void)inverse, (void)err;
+    return rows(x, B * T * heads * D, 2, t);
+}
+
 static int gelu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
                         struct zt_error *err) {
     (void)out, (void)in, (void)err;
@@ -89,6 +112,19 @@ static int gelu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dx, const 
                          const void *dout, int64_t n, struct zt_error *err) {
     (void)dx, (void)in, (void)dout, (void)err;
     return rows(x, n, 3, t);
+}
+
+static int swiglu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *gate,
+                          const void *up, int64_t n, struct zt_error *err) {
+    (void)out, (void)gate, (void)up, (void)err;
+    return rows(x, n, 3, t);
+}
+
+static int swiglu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, void *dup,
+                           void *product, const void *gate, const void *up, const void *dout,
+                           int64_t n, struct zt_error *err) {
+    (void)dgate, (void)dup, (void)gate, (void)up, (void)dout, (void)err;
+    return rows(x, n, product ? 6 : 5, t);
 }
 
 static int attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
@@ -211,8 +247,14 @@ static const struct zt_ops *table(void) {
         .layernorm_forward = layernorm_forward,
         .layernorm_backward_workspace = zt_layernorm_backward_workspace,
         .layernorm_backward = layernorm_backward,
+        .rmsnorm_forward = rmsnorm_forward,
+        .rmsnorm_backward_workspace = zt_rmsnorm_backward_workspace,
+        .rmsnorm_backward = rmsnorm_backward,
+        .rope = rope,
         .gelu_forward = gelu_forward,
         .gelu_backward = gelu_backward,
+        .swiglu_forward = swiglu_forward,
+        .swiglu_backward = swiglu_backward,
         .attention_workspace = zt_attention_workspace,
         .attention_forward = attention_forward,
         .attention_backward_workspace = zt_attention_workspace,
