@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 #include "core/units.h"
@@ -135,27 +136,77 @@ const char *zt_cell_text(const json_t *row, const struct zt_column *c, char *buf
 
 /* ---------------------------------------------------------------------------------- tables */
 
-static int fill_table(struct libscols_table *t, const json_t *rows, const struct zt_column *columns) {
+#define SEPARATOR "  "
+#define CELL_MAX 512
+#define LEAST_ROOM 16 /* columns that a text is wrapped into, at least */
+
+static bool is_right(const struct zt_column *c) { return c->cell != ZT_CELL_TEXT && c->cell != ZT_CELL_EXPOSED; }
+
+static size_t width_of(const json_t *rows, const struct zt_column *c) {
+    size_t i, most = strlen(c->header);
+    const json_t *row;
+    char text[CELL_MAX];
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
+        size_t n = strlen(zt_cell_text(row, c, text, sizeof text));
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* What a terminal has left for the last column, a text; SIZE_MAX: as much as it needs. */
+static size_t room_for_last(FILE *out, const json_t *rows, const struct zt_column *columns, int n) {
+    struct winsize w = {0};
+    size_t used = 0;
+    if (n == 0 || is_right(&columns[n - 1]) || ioctl(fileno(out), TIOCGWINSZ, &w) != 0 || w.ws_col == 0)
+        return SIZE_MAX;
+    for (int c = 0; c + 1 < n; c++)
+        used += width_of(rows, &columns[c]) + strlen(SEPARATOR);
+    return used + LEAST_ROOM > w.ws_col ? SIZE_MAX : w.ws_col - used;
+}
+
+/* Bytes of text that go into a line of `room`: whole words, one at least. */
+static size_t part_of(const char *text, size_t room) {
+    size_t n = strlen(text), at = room;
+    if (n <= room)
+        return n;
+    while (at > 0 && text[at] != ' ')
+        at--;
+    return at > 0 ? at : strcspn(text, " ");
+}
+
+/* A row, and lines with nothing but the rest of its last cell. */
+static int add_row(struct libscols_table *t, const json_t *row, const struct zt_column *columns, int n, size_t room) {
+    char text[CELL_MAX];
+    struct libscols_line *line = scols_table_new_line(t, NULL);
+    for (int c = 0; c + 1 < n; c++)
+        if (!line || scols_line_set_data(line, (size_t)c, zt_cell_text(row, &columns[c], text, sizeof text)))
+            return ZT_ENOMEM;
+    char *rest = (char *)(uintptr_t)zt_cell_text(row, &columns[n - 1], text, sizeof text);
+    for (;;) {
+        size_t part = part_of(rest, room);
+        bool more = rest[part] != '\0';
+        rest[part] = '\0';
+        if (!line || scols_line_set_data(line, (size_t)n - 1, rest))
+            return ZT_ENOMEM;
+        if (!more)
+            return 0;
+        rest += part + 1;
+        line = scols_table_new_line(t, NULL);
+    }
+}
+
+static int fill_table(FILE *out, struct libscols_table *t, const json_t *rows, const struct zt_column *columns) {
     size_t i;
     const json_t *row;
-    int n = 0, last = -1;
-    while (columns[last + 1].header)
-        last++;
-    for (; columns[n].header; n++) {
-        bool right = columns[n].cell != ZT_CELL_TEXT && columns[n].cell != ZT_CELL_EXPOSED;
-        int flags = right ? SCOLS_FL_RIGHT : n == last ? SCOLS_FL_TRUNC : 0;
-        if (!scols_table_new_column(t, columns[n].header, 0, flags))
+    int n = 0, rc = 0;
+    for (; columns[n].header; n++)
+        if (!scols_table_new_column(t, columns[n].header, 0, is_right(&columns[n]) ? SCOLS_FL_RIGHT : 0))
             return ZT_ENOMEM;
-    }
-    json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
-        struct libscols_line *line = scols_table_new_line(t, NULL);
-        for (int c = 0; c < n; c++) {
-            char text[512];
-            if (!line || scols_line_set_data(line, (size_t)c, zt_cell_text(row, &columns[c], text, sizeof text)))
-                return ZT_ENOMEM;
-        }
-    }
-    return 0;
+    const size_t room = room_for_last(out, rows, columns, n);
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row)
+        if (rc == 0)
+            rc = add_row(t, row, columns, n, room);
+    return rc;
 }
 
 int zt_print_table(FILE *out, const json_t *rows, const struct zt_column *columns, struct zt_error *err) {
@@ -164,8 +215,9 @@ int zt_print_table(FILE *out, const json_t *rows, const struct zt_column *column
     if (rc == 0) {
         scols_table_set_stream(t, out);
         scols_table_enable_noencoding(t, 1); /* cells are escaped already */
-        scols_table_set_column_separator(t, "  ");
-        rc = fill_table(t, rows, columns);
+        scols_table_set_column_separator(t, SEPARATOR);
+        scols_table_set_termforce(t, SCOLS_TERMFORCE_NEVER); /* nothing is cut at a terminal's width */
+        rc = fill_table(out, t, rows, columns);
     }
     if (rc == 0 && scols_print_table(t) < 0)
         rc = ZT_EIO;

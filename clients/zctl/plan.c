@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clients/zctl/plan.c: `zctl plan FILE`: loads the file, plans it (planning.h), prints. */
 #include <stdlib.h>
+#include <string.h>
 #include "clients/zctl/plan_charts.h"
 #include "clients/zctl/planning.h"
 #include "engine/plan/devices.h"
@@ -63,6 +64,17 @@ static int print(struct zt_planning *p, struct zt_error *err) {
     return rc;
 }
 
+static bool is_standard(const char *path) { return path && strcmp(path, "-") == 0; }
+
+/* What goes to standard output stands there alone. */
+static bool page_wanted(const struct zt_options *o) { return !is_standard(o->svg) && !is_standard(o->trace); }
+
+static int check_output(const struct zt_options *o, struct zt_error *err) {
+    if (is_standard(o->svg) && is_standard(o->trace))
+        return zt_fail(err, ZT_EINVAL, "--svg - and --trace - would mix on standard output; give one of them a file");
+    return 0;
+}
+
 /* Files beside the page. */
 static int draw(const struct zt_planning *p, struct zt_error *err) {
     struct zt_plan_bar bars[ZT_PLANNED_MODES];
@@ -80,7 +92,10 @@ int zt_cmd_plan(const struct zt_options *o) {
     static struct zt_run_file f;
     static struct zt_planning p;
     struct zt_error err = {0};
-    int rc = zt_run_file_load(o, &f, &err);
+    int rc = check_output(o, &err);
+    if (rc)
+        return zt_report(rc, &err);
+    rc = zt_run_file_load(o, &f, &err);
     if (rc) {
         zt_run_file_free(&f);
         return zt_report_bare(rc, &err);
@@ -89,7 +104,7 @@ int zt_cmd_plan(const struct zt_options *o) {
     rc = zt_planning_open(o, &f, &p, &err);
     rc = rc ? rc : make(&p, &err);
     rc = rc ? rc : draw(&p, &err);
-    rc = rc ? rc : print(&p, &err);
+    rc = rc || !page_wanted(o) ? rc : print(&p, &err);
     bool fits = p.plan && p.plan->fits;
     zt_planning_close(&p);
     zt_run_file_free(&f);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include "clients/zctl/out.h"
 
@@ -110,6 +111,39 @@ Test(out, color) {
     fclose(f);
     cr_assert_str_eq(zt_state_color("FAILED", false), "");
     cr_assert_str_neq(zt_state_color("FAILED", true), "");
+}
+
+/* A terminal's last column is wrapped between words and never cut; a file has it in one line. */
+Test(out, the_last_column_is_wrapped, .timeout = 20) {
+    static const struct zt_column two[] = {{"N", "n", ZT_CELL_COUNT, 0}, {"WHY", "why", ZT_CELL_TEXT, 0}, {NULL, NULL, ZT_CELL_TEXT, 0}};
+    static const struct { unsigned short width; const char *want; } row[] = {
+        {24, "N  WHY\r\n1  prefetch for\r\n   backward: freed after\r\n   forward\r\n2  -\r\nend"},
+        {25, "N  WHY\r\n1  prefetch for backward:\r\n   freed after forward\r\n2  -\r\nend"},
+        {200, "N  WHY\r\n1  prefetch for backward: freed after forward\r\n2  -\r\nend"},
+        {5, "N  WHY\r\n1  prefetch for backward: freed after forward\r\n2  -\r\nend"}};
+    if (access("/dev/pts/ptmx", F_OK) != 0) cr_skip_test("no pseudo terminals here: /dev/pts is not mounted");
+    json_t *rows = json_loads("[{\"n\": 1, \"why\": \"prefetch for backward: freed after forward\"}, {\"n\": 2}]", 0, NULL);
+    struct zt_error err;
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct winsize w = {.ws_col = row[i].width, .ws_row = 24};
+        int master = posix_openpt(O_RDWR | O_NOCTTY);
+        cr_assert(rows && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+        FILE *tty = fopen(ptsname(master), "w");
+        char got[512] = "";
+        cr_assert(tty && ioctl(fileno(tty), TIOCSWINSZ, &w) == 0);
+        cr_assert_eq(zt_print_table(tty, rows, two, &err), 0);
+        fputs("end", tty);
+        fflush(tty);
+        for (size_t n = 0; !strstr(got, "end") && n + 1 < sizeof got;) {
+            ssize_t m = read(master, got + n, sizeof got - 1 - n);
+            cr_assert_gt(m, 0);
+            n += (size_t)m;
+        }
+        cr_expect_str_eq(got, row[i].want, "%d columns: %s", row[i].width, got);
+        fclose(tty);
+        close(master);
+    }
+    json_decref(rows);
 }
 
 /* What a terminal acts on does not reach one in JSON or CSV either; a file gets the text as it is. */

@@ -365,6 +365,20 @@ Test(plan, mfu_needs_a_peak) {
     json_decref(j);
 }
 
+/* Standard output holds the trace or the chart and nothing else; with both there is no saying which. */
+Test(plan, a_file_on_standard_output_stands_alone) {
+    cr_assert_eq(run("plan " EXAMPLES "/fsdp.yaml --device h200 --trace - 2>/dev/null"), 0);
+    json_t *j = json_loads(text, 0, NULL);
+    cr_assert(json_is_array(json_object_get(j, "traceEvents")), "%s", text);
+    json_decref(j);
+    cr_assert_eq(run("plan " EXAMPLES "/fsdp.yaml --device h200 --svg - 2>/dev/null"), 0);
+    cr_assert_eq(strncmp(text, "<?xml", 5), 0, "%.80s", text);
+    cr_assert_str_eq(strstr(text, "</svg>"), "</svg>\n\n", "%.80s", text);
+    cr_assert_eq(run("plan " EXAMPLES "/fsdp.yaml --device h200 --svg - --trace -"), 2);
+    cr_assert(strstr(text, "--svg - and --trace -") && strchr(text, '\n') == text + strlen(text) - 1, "%s", text);
+    cr_assert_eq(run("plan " EXAMPLES "/fsdp.yaml --device h200 --capacity-gib 0.004 --trace - 2>/dev/null"), 7, "the code is the plan's");
+}
+
 /* A page for a terminal of 100 columns: exact, estimated and stated figures under their headings. */
 Test(plan, the_page) {
     cr_assert_eq(run("plan " EXAMPLES "/hsdp.yaml --units --device h200 --nodes 2"), 0);
