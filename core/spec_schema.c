@@ -122,8 +122,8 @@ static const struct zt_key keys[] = {
 
     SECTION("dataset", "What to train on."),
     STRING("dataset.path", dataset.path, ZT_KEY_ZERO_UNSET, NULL,
-           "File, folder or glob: text, `.bin` token shards (llm.c and nanoGPT headers). A relative "
-           "path is taken from the run file's folder."),
+           "File, folder or glob: text, `.bin` token shards (llm.c and nanoGPT headers), `.jsonl` examples "
+           "(docs/data.md). A relative path is taken from the run file's folder."),
     {.path = "dataset.sources", .kind = ZT_KEY_SOURCES, .offset = AT(dataset.sources),
      .size = SIZE(dataset.sources), .computed = "none",
      .help = "Instead of path: a list of `{path: ..., weight: ...}`."},

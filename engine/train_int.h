@@ -22,9 +22,10 @@
  * be known before the first backward. Host memory, grown once to the largest window. */
 struct zt_window {
     int64_t seq_len, micros, capacity_micros, capacity_rows;
-    int32_t *tokens, *targets; /* micro i starts at i * capacity_rows * seq_len */
-    int64_t *rows;             /* of each micro */
-    int64_t total_rows, input_tokens, valid_tokens;
+    struct zt_row all; /* micro i starts at i * capacity_rows * seq_len */
+    int64_t *rows;     /* of each micro */
+    int64_t total_rows, input_tokens, valid_tokens, padding_tokens;
+    struct zt_fixsum weight; /* of its targets, when they have weights */
 };
 /* 0, or ZT_ENOTFOUND at the end of the last epoch. local_batch bounds the rows of a micro-batch. */
 int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch, int64_t seq_len,
@@ -33,11 +34,14 @@ int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch
 int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch, int64_t seq_len,
                        struct zt_error *err);
 void zt_window_free(struct zt_window *w);
-/* Valid tokens of the window over all ranks. Counts are static when no target can be masked: then
- * no message is needed, every data-parallel rank has as many as this one. */
-int zt_window_valid(const struct zt_window *w, bool counts_static, int dp_size,
-                    struct zt_comm *control, struct zt_stream *compute, int64_t step,
-                    int64_t *global, struct zt_error *err);
+/* What this rank's losses are divided by when they are told alone: its targets, or their weights. */
+double zt_window_weight(const struct zt_window *w);
+/* The same over all ranks: every token loss is divided by `weight`. Of ranks that see the same data
+ * one speaks; all call. */
+struct zt_window_total { int64_t valid; double weight; };
+int zt_window_total(const struct zt_window *w, bool speaks, struct zt_comm *control,
+                    struct zt_stream *compute, int64_t step, struct zt_window_total *total,
+                    struct zt_error *err);
 
 /* Compute segments, forward and backward time, and progress, taken at the unit boundaries. */
 struct zt_probe {
@@ -104,7 +108,6 @@ struct zt_trainer {
     struct zt_growth growth;
     struct zt_trace trace;
     int32_t *tokens, *targets; /* device, one micro-batch */
-    int32_t *line;             /* host, one sample: seq_len + 1 tokens */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
     bool counts_static, stop, dtypes_told;

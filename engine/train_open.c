@@ -96,13 +96,15 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
                                    .seq_len = s->training.seq_len,
                                    .vocab_size = s->model.vocab_size,
                                    .tail_fraction = cut ? s->validation.fraction : 0.0,
+                                   .document_starts = s->dataset.document_masks,
+                                   .average = s->loss.average,
                                    .min_samples = s->training.global_batch_size,
                                    .event = data_event,
                                    .event_arg = t};
     int rc = 0;
     t->stage = ZT_STAGE_DATA;
-    t->counts_static = true; /* neither text nor token shards can mask a target */
     if (zt_trainer_sim(t)) {
+        t->counts_static = true; /* of a simulated window all count */
         t->total_steps = zt_trainer_sim(t)->total_steps;
         t->schedule = zt_spec_schedule(s, t->total_steps);
         return 0;
@@ -111,6 +113,7 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
         TRY(zt_fail(err, ZT_EUNSUPPORTED,
                     "dataset.sources is not in this version; give dataset.path"));
     TRY(zt_dataset_open(&dc, &t->train_set, err));
+    t->counts_static = !zt_dataset_masked(t->train_set);
     if (s->validation.enabled) {
         dc.path = cut ? s->dataset.path : s->validation.path;
         dc.tail = cut;
@@ -169,9 +172,8 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
     t->tokens = p;
     TRY(zt_malloc(t->alloc, n, compute, ZT_TAG_ACTIVATIONS, "targets", &p, err));
     t->targets = p;
-    t->line = calloc((size_t)s->training.seq_len + 1, sizeof *t->line);
     t->words = calloc((size_t)t->config->world * ZT_CONTROL_WORDS, sizeof *t->words);
-    if (!t->line || !t->words) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    if (!t->words) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
 out:
     return rc;
 }
@@ -416,6 +418,5 @@ void zt_trainer_close(struct zt_trainer *t, bool failed) {
     zt_intervals_free(&t->intervals);
     zt_trace_free(&t->trace);
     zt_window_free(&t->window);
-    free(t->line);
     free(t->words);
 }

@@ -56,12 +56,13 @@ static int micro_steps(struct zt_trainer *t, double scale, struct zt_fixsum *los
     int rc = 0;
     for (int64_t i = 0; i < w->micros; i++) {
         size_t at = (size_t)(i * w->capacity_rows * w->seq_len);
-        size_t bytes = (size_t)(w->rows[i] * w->seq_len) * sizeof *w->tokens;
+        size_t bytes = (size_t)(w->rows[i] * w->seq_len) * sizeof *t->tokens;
+        struct zt_row from = zt_row_at(&w->all, (int64_t)at);
         struct zt_batch b = {t->tokens, t->targets, w->rows[i], w->seq_len};
         if (t->config->progress) atomic_store(&t->config->progress->micro, i);
         zt_progress_phase(t, ZT_PHASE_FORWARD);
-        TRY(dev->copy(compute, t->tokens, w->tokens + at, bytes, err));
-        TRY(dev->copy(compute, t->targets, w->targets + at, bytes, err));
+        TRY(dev->copy(compute, t->tokens, from.tokens, bytes, err));
+        TRY(dev->copy(compute, t->targets, from.targets, bytes, err));
         TRY(zt_runtime_micro_begin(t->runtime, i, i == w->micros - 1, err));
         zt_probe_begin(&t->probe);
         rc = zt_model_step(t->model, &source, &b, (float)scale, true, false, loss, valid, err);
@@ -72,22 +73,32 @@ out:
     return rc;
 }
 
+/* Counts are static when no target can be masked: every data-parallel rank has as many as this one,
+ * and no message is needed. */
+static int window_total(struct zt_trainer *t, struct zt_window_total *total, struct zt_error *err) {
+    const struct zt_window *w = &t->window;
+    if (t->counts_static) {
+        total->valid = w->valid_tokens * t->dp_size;
+        total->weight = (double)total->valid;
+        return 0;
+    }
+    return zt_window_total(w, zt_mesh_coords(t->mesh, t->config->rank).tensor == 0, t->control,
+                           zt_device_compute(t->device), t->step, total, err);
+}
+
 /* Loads the next window that has a token to learn from. */
-static int next_window(struct zt_trainer *t, int64_t *valid, struct zt_error *err) {
+static int next_window(struct zt_trainer *t, struct zt_window_total *total, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     if (zt_trainer_sim(t)) {
-        *valid = zt_spec_accumulation(s) * s->training.local_batch_size * s->training.seq_len *
-                 t->dp_size;
-        return zt_window_simulate(&t->window, zt_spec_accumulation(s),
-                                  s->training.local_batch_size, s->training.seq_len, err);
+        int rc = zt_window_simulate(&t->window, zt_spec_accumulation(s),
+                                    s->training.local_batch_size, s->training.seq_len, err);
+        return rc ? rc : window_total(t, total, err);
     }
     for (;;) {
         int rc = zt_window_load(&t->window, t->loader, s->training.local_batch_size,
                                 s->training.seq_len, err);
-        if (rc) return rc;
-        rc = zt_window_valid(&t->window, t->counts_static, t->dp_size, t->control,
-                             zt_device_compute(t->device), t->step, valid, err);
-        if (rc || *valid > 0) return rc;
+        if (rc == 0) rc = window_total(t, total, err);
+        if (rc || total->valid > 0) return rc;
         if (t->hooks->event)
             t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "WINDOW_SKIPPED",
                             "every target of the window is masked on every rank: skipped");
@@ -95,14 +106,14 @@ static int next_window(struct zt_trainer *t, int64_t *valid, struct zt_error *er
 }
 
 static void report_loss(struct zt_trainer *t, const struct zt_fixsum *own, int64_t comm_ns,
-                        const struct totals *all) {
+                        const struct zt_window_total *total, const struct totals *all) {
     struct zt_step_report *r = &t->report;
     const struct zt_window *w = &t->window;
-    r->loss = zt_fixsum_value(&all->loss) / (double)all->valid;
-    if (w->valid_tokens) r->local_loss = zt_fixsum_value(own) / (double)w->valid_tokens;
+    r->loss = zt_fixsum_value(&all->loss) / total->weight;
+    if (w->valid_tokens) r->local_loss = zt_fixsum_value(own) / zt_window_weight(w);
     r->tokens = r->tokens_supervised = w->valid_tokens;
     r->tokens_input = w->input_tokens;
-    r->tokens_padding = w->input_tokens - w->valid_tokens;
+    r->tokens_padding = w->padding_tokens;
     r->global_batch = all->rows;
     r->straggler_wait_seconds = 1e-9 * (double)(comm_ns - all->least_comm_ns);
 }
@@ -177,7 +188,8 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     struct zt_step_report *r = &t->report;
     struct zt_fixsum loss;
     struct totals all;
-    int64_t n_valid = 0, counted = 0, comm_ns = 0, start = zt_trainer_now(t);
+    struct zt_window_total total = {0, 0};
+    int64_t counted = 0, comm_ns = 0, start = zt_trainer_now(t);
     double scale = t->recipe->scaled ? t->scaler.scale : 1.0;
     int rc = 0;
     zt_fixsum_zero(&loss);
@@ -185,19 +197,19 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     zt_intervals_begin_step(&t->intervals, start);
     t->intervals.off = t->config->unmeasured;
     zt_probe_step(&t->probe);
-    TRY(next_window(t, &n_valid, err));
+    TRY(next_window(t, &total, err));
     r->data_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
     TRY(zt_runtime_window_begin(t->runtime, t->step, err));
-    TRY(micro_steps(t, scale / (double)n_valid, &loss, &counted, err));
+    TRY(micro_steps(t, scale / total.weight, &loss, &counted, err));
     TRY(zt_runtime_wait_gradients(t->runtime, err));
     TRY(zt_runtime_collect(t->runtime, err));
     if (zt_intervals_comm_ns(&t->intervals, INT64_MAX, &comm_ns))
         TRY(zt_fail(err, ZT_ENOMEM, "step intervals: no host memory"));
     TRY(exchange(t, &loss, comm_ns, &all, err));
-    if (counted != t->window.valid_tokens || all.valid != n_valid)
+    if (counted != t->window.valid_tokens || all.valid != total.valid)
         TRY(zt_fail(err, ZT_EINTERNAL, "step %lld: %lld tokens were counted, %lld announced",
-                    (long long)t->step, (long long)all.valid, (long long)n_valid));
-    report_loss(t, &loss, comm_ns, &all);
+                    (long long)t->step, (long long)all.valid, (long long)total.valid));
+    report_loss(t, &loss, comm_ns, &total, &all);
     TRY(update(t, err));
     t->stop = all.stop;
     int64_t end = zt_trainer_now(t);

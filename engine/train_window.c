@@ -6,17 +6,15 @@
 
 #include "engine/train_int.h"
 
-static int grow(struct zt_window *w, int64_t micros, struct zt_error *err) {
+/* Of the micro-batches held so far nothing is kept: it grows before a window's first. */
+static int grow(struct zt_window *w, int64_t micros, bool starts, bool weights,
+                struct zt_error *err) {
     if (micros <= w->capacity_micros) return 0;
-    size_t n = (size_t)micros * (size_t)w->capacity_rows * (size_t)w->seq_len;
-    if (!n) n = 1;
-    int32_t *tokens = realloc(w->tokens, n * sizeof *tokens);
-    if (tokens) w->tokens = tokens;
-    int32_t *targets = realloc(w->targets, n * sizeof *targets);
-    if (targets) w->targets = targets;
     int64_t *rows = realloc(w->rows, (size_t)micros * sizeof *rows);
     if (rows) w->rows = rows;
-    if (!tokens || !targets || !rows)
+    zt_row_free(&w->all);
+    w->capacity_micros = 0;
+    if (!rows || !zt_row_alloc(&w->all, micros * w->capacity_rows, w->seq_len, starts, weights))
         return zt_fail(err, ZT_ENOMEM, "window of %lld micro-batches: no host memory",
                        (long long)micros);
     w->capacity_micros = micros;
@@ -25,28 +23,39 @@ static int grow(struct zt_window *w, int64_t micros, struct zt_error *err) {
 
 static void put(struct zt_window *w, const struct zt_micro_batch *b) {
     size_t n = (size_t)(b->rows * w->seq_len);
-    size_t at = (size_t)(w->micros * w->capacity_rows * w->seq_len);
-    memcpy(w->tokens + at, b->tokens, n * sizeof *w->tokens);
-    memcpy(w->targets + at, b->targets, n * sizeof *w->targets);
+    struct zt_row to = zt_row_at(&w->all, w->micros * w->capacity_rows * w->seq_len);
+    memcpy(to.tokens, b->all.tokens, n * sizeof *to.tokens);
+    memcpy(to.targets, b->all.targets, n * sizeof *to.targets);
+    if (to.starts) memcpy(to.starts, b->all.starts, n * sizeof *to.starts);
+    if (to.weights) {
+        memcpy(to.weights, b->all.weights, n * sizeof *to.weights);
+        zt_fixsum_add_floats(&w->weight, to.weights, n);
+    }
     w->rows[w->micros++] = b->rows;
     w->total_rows += b->rows;
     w->input_tokens += (int64_t)n;
-    for (size_t i = 0; i < n; i++) w->valid_tokens += b->targets[i] != -1;
+    w->padding_tokens += b->all.padding;
+    for (size_t i = 0; i < n; i++) w->valid_tokens += to.targets[i] != -1;
+}
+
+static void empty(struct zt_window *w, int64_t local_batch, int64_t seq_len) {
+    w->seq_len = seq_len;
+    w->capacity_rows = local_batch;
+    w->micros = w->total_rows = w->input_tokens = w->valid_tokens = w->padding_tokens = 0;
+    zt_fixsum_zero(&w->weight);
 }
 
 int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch, int64_t seq_len,
                    struct zt_error *err) {
     struct zt_micro_batch b;
     int rc = 0;
-    w->seq_len = seq_len;
-    w->capacity_rows = local_batch;
-    w->micros = w->total_rows = w->input_tokens = w->valid_tokens = 0;
+    empty(w, local_batch, seq_len);
     do {
         if ((rc = zt_loader_next(l, &b, err))) return rc;
         if (b.rows > local_batch || b.micro != w->micros)
             return zt_fail(err, ZT_EINTERNAL, "loader gave %lld rows as micro-batch %lld of %lld",
                            (long long)b.rows, (long long)b.micro, (long long)b.window_micros);
-        if ((rc = grow(w, b.window_micros, err))) return rc;
+        if ((rc = grow(w, b.window_micros, b.all.starts, b.all.weights, err))) return rc;
         put(w, &b);
     } while (w->micros < b.window_micros);
     return 0;
@@ -54,9 +63,8 @@ int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch
 
 int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch, int64_t seq_len,
                        struct zt_error *err) {
-    w->seq_len = seq_len;
-    w->capacity_rows = 0; /* every micro-batch "is" at the start of an empty array */
-    int rc = grow(w, micros, err);
+    empty(w, 0, seq_len); /* every micro-batch "is" at the start of an empty array */
+    int rc = grow(w, micros, true, true, err);
     if (rc) return rc;
     w->micros = micros;
     for (int64_t i = 0; i < micros; i++) w->rows[i] = local_batch;
@@ -66,22 +74,33 @@ int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch,
 }
 
 void zt_window_free(struct zt_window *w) {
-    free(w->tokens);
-    free(w->targets);
+    zt_row_free(&w->all);
     free(w->rows);
     memset(w, 0, sizeof *w);
 }
 
-int zt_window_valid(const struct zt_window *w, bool counts_static, int dp_size,
-                    struct zt_comm *control, struct zt_stream *compute, int64_t step,
-                    int64_t *global, struct zt_error *err) {
+double zt_window_weight(const struct zt_window *w) {
+    return w->all.weights ? zt_fixsum_value(&w->weight) : (double)w->valid_tokens;
+}
+
+/* Sums that do not depend on the order of the ranks, nor on how the rows lie on them. */
+int zt_window_total(const struct zt_window *w, bool speaks, struct zt_comm *control,
+                    struct zt_stream *compute, int64_t step, struct zt_window_total *total,
+                    struct zt_error *err) {
     struct zt_coll_why why = {"", "valid tokens of the window", step, true};
-    *global = w->valid_tokens;
-    if (counts_static) {
-        *global *= dp_size;
-        return 0;
+    int64_t words[ZT_FIXSUM_WORDS + 1] = {0};
+    struct zt_fixsum sum;
+    if (speaks) {
+        memcpy(words, w->weight.word, sizeof w->weight.word);
+        words[ZT_FIXSUM_WORDS] = w->valid_tokens;
     }
-    return zt_all_reduce(control, global, 1, ZT_I64, ZT_SUM, compute, &why, err);
+    int rc = zt_all_reduce(control, words, ZT_FIXSUM_WORDS + 1, ZT_I64, ZT_SUM, compute, &why, err);
+    if (rc) return rc;
+    memcpy(sum.word, words, sizeof sum.word);
+    zt_fixsum_normalise(&sum);
+    total->valid = words[ZT_FIXSUM_WORDS];
+    total->weight = w->all.weights ? zt_fixsum_value(&sum) : (double)total->valid;
+    return 0;
 }
 
 /* ---- probe ---- */
@@ -150,8 +169,12 @@ static int probe_backward_end(void *arg, int unit, struct zt_error *err) {
 }
 
 struct zt_unit_source zt_probe_source(struct zt_probe *p) {
-    return (struct zt_unit_source){p, probe_forward_begin, probe_forward_end, probe_backward_begin,
-                                   probe_parameters_done, probe_backward_end};
+    return (struct zt_unit_source){p,
+                                   probe_forward_begin,
+                                   probe_forward_end,
+                                   probe_backward_begin,
+                                   probe_parameters_done,
+                                   probe_backward_end};
 }
 
 void zt_probe_step(struct zt_probe *p) { p->forward_ns = p->backward_ns = 0; }

@@ -36,7 +36,6 @@ struct zt_loader {
     int64_t epoch_rows;      /* samples this rank still has in this epoch */
     int64_t micros_left;     /* micro-batches still to come in this epoch */
     int64_t window_at, window_micros;
-    int32_t *raw; /* one sample: T + 1 tokens */
     /* shared */
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -86,15 +85,13 @@ static int find_micro(struct zt_loader *l, struct zt_error *err) {
 static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row,
                     struct zt_error *err) {
     const struct zt_loader_config *c = &l->c;
-    int64_t T = c->seq_len;
     int64_t place = l->consumed + row * c->dp_size + c->dp_index;
     int64_t id = l->sampler.perm[place % l->samples]; /* past the end: repeated from the front */
-    int rc = zt_dataset_read(c->dataset, id, l->raw, err);
-    if (rc != ZT_OK) return rc;
-    memcpy(b->tokens + row * T, l->raw, (size_t)T * sizeof *l->raw);
-    memcpy(b->targets + row * T, l->raw + 1, (size_t)T * sizeof *l->raw);
+    struct zt_row one = zt_row_at(&b->all, row * c->seq_len);
+    int rc = zt_dataset_read(c->dataset, id, &one, err);
+    b->all.padding += one.padding;
     b->sample_ids[row] = id;
-    return ZT_OK;
+    return rc;
 }
 
 /* The next micro-batch of the plan, into s. */
@@ -111,6 +108,7 @@ static int fill(struct zt_loader *l, struct slot *s) {
     b->rows = l->epoch_rows < l->c.local_batch ? l->epoch_rows : l->c.local_batch;
     b->micro = l->window_at;
     b->window_micros = l->window_micros;
+    b->all.padding = 0;
     for (int64_t row = 0; row < b->rows; row++)
         if ((rc = read_row(l, b, row, &s->err)) != ZT_OK) return rc;
     l->consumed += b->rows * l->c.dp_size;
@@ -183,18 +181,13 @@ static int check(const struct zt_loader_config *c, struct zt_error *err) {
 }
 
 static int make_slots(struct zt_loader *l, struct zt_error *err) {
-    size_t rows = (size_t)l->c.local_batch, cells, bytes, raw;
-    l->raw = NULL;
-    bool ok = zt_mul_size(rows, (size_t)l->c.seq_len, &cells) &&
-              zt_mul_size(cells, sizeof(int32_t), &bytes) &&
-              zt_mul_size((size_t)l->c.seq_len + 1, sizeof(int32_t), &raw) &&
-              (l->raw = malloc(raw));
+    const struct zt_dataset *d = l->c.dataset;
+    bool ok = true;
     for (int i = 0; ok && i < SLOTS; i++) {
         struct zt_micro_batch *b = &l->slot[i].batch;
-        b->tokens = malloc(bytes);
-        b->targets = malloc(bytes);
-        b->sample_ids = malloc(rows * sizeof(int64_t));
-        ok = b->tokens && b->targets && b->sample_ids;
+        b->sample_ids = malloc((size_t)l->c.local_batch * sizeof(int64_t));
+        ok = b->sample_ids && zt_row_alloc(&b->all, l->c.local_batch, l->c.seq_len,
+                                           zt_dataset_has_starts(d), zt_dataset_has_weights(d));
     }
     return ok ? ZT_OK
               : zt_fail(err, ZT_ENOMEM,
@@ -254,9 +247,7 @@ int64_t zt_windows_of(const struct zt_loader_config *c, int64_t samples) {
     return c->epochs * zt_window_count(micros, c->accumulation, c->tail == ZT_TAIL_DROP);
 }
 
-int64_t zt_loader_windows(const struct zt_loader *l) {
-    return zt_windows_of(&l->c, l->samples);
-}
+int64_t zt_loader_windows(const struct zt_loader *l) { return zt_windows_of(&l->c, l->samples); }
 
 struct zt_cursor zt_loader_cursor(const struct zt_loader *l) {
     return l->cursor;
@@ -272,11 +263,9 @@ void zt_loader_destroy(struct zt_loader *l) {
         pthread_join(l->thread, NULL);
     }
     for (int i = 0; i < SLOTS; i++) {
-        free(l->slot[i].batch.tokens);
-        free(l->slot[i].batch.targets);
+        zt_row_free(&l->slot[i].batch.all);
         free(l->slot[i].batch.sample_ids);
     }
-    free(l->raw);
     zt_sampler_free(&l->sampler);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);

@@ -4,7 +4,8 @@
 #include "engine/plan/plan_int.h"
 #include "kernels/workspace.h"
 
-#define PROGRAM (INT64_C(16) << 20)   /* code, libraries, heap of a trainer that has nothing to do \
+#define PROGRAM                                                                                    \
+    (INT64_C(16) << 20)               /* code, libraries, heap of a trainer that has nothing to do \
                                        */
 #define A_THREAD (INT64_C(1) << 20)   /* stack and scratch */
 #define TCP_STAGES (INT64_C(8) << 20) /* of a group that spans hosts (comm/tcp) */
@@ -33,11 +34,12 @@ void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
     const struct zt_spec *s = c->spec;
     const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
     int64_t micro = s->training.local_batch_size * s->training.seq_len;
+    /* token and target, then where its document begins and its weight */
+    int64_t token = 8 + 4 * s->dataset.document_masks + 4 * (s->loss.average != ZT_AVERAGE_TOKEN);
     bool far = ranks_per_host > 0 && world > ranks_per_host;
     *h = (struct zt_plan_host){
-        .window = zt_spec_accumulation(s) * (8 * micro + 8),
-        .reader = READER_SLOTS * (8 * micro + 8 * s->training.local_batch_size) +
-                  8 * (s->training.seq_len + 1),
+        .window = zt_spec_accumulation(s) * (token * micro + 8),
+        .reader = READER_SLOTS * (token * micro + 8 * s->training.local_batch_size),
         .staging = far ? 2 * TCP_STAGES : 0, /* shard group and replicas */
         .products = !c->device->queued && r->compute != ZT_F32 ? largest_product(s) : 0,
         .control = RING + (int64_t)world * 256,

@@ -334,7 +334,7 @@ Test(shard, places_to_fill_in) {
             "A model by name: gpt2-nano, gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, llama-nano, llama3-1b, "
             "llama3-8b, llama3-70b, llama3-405b, qwen2.5-0.5b, qwen2.5-7b.\n"
             "run.yaml:4:17: dataset.path: " FILL
-            "File, folder or glob: text, `.bin` token shards (llm.c and nanoGPT headers). A relative path is "
+            "File, folder or glob: text, `.bin` token shards (llm.c and nanoGPT headers), `.jsonl` examples (docs/data.md). A relative path is "
             "taken from the run file's folder.\n"
             "run.yaml:6:10: training.steps: " FILL "Optimizer steps. Give this or epochs.\n"
             "run.yaml:7:12: training.seq_len: " FILL "Tokens in a sequence.\n"

@@ -57,8 +57,8 @@ static void check_content(const struct zt_micro_batch *b) {
     for (int64_t r = 0; r < b->rows; r++)
         for (int64_t t = 0; t < T; t++) {
             int64_t at = b->sample_ids[r] * T + t;
-            CHECK(b->tokens[r * T + t] == at % 50000);
-            CHECK(b->targets[r * T + t] == (at + 1) % 50000);
+            CHECK(b->all.tokens[r * T + t] == at % 50000);
+            CHECK(b->all.targets[r * T + t] == (at + 1) % 50000);
         }
 }
 

@@ -228,41 +228,65 @@ Test(runtime, ddp_sends_once_a_window_in_backward_order, .timeout = 60) {
 
 /* ---- weight of tokens ---- */
 
-/* Two ranks with 100 and 300 tokens whose gradients are 1 and 2 per token: 1/4 and 3/4. */
+/* Two ranks with 100 and 300 tokens whose gradients are 1 and 2 per token. */
+static const int64_t weighed_tokens[] = {100, 300};
+static float weighed_share; /* of this rank's process: what its tokens add together */
+
 static void fill_weighted(struct bench *b, int unit, const struct zt_unit_view *v) {
     const struct zt_unit_def *u = &b->table.units[unit];
-    float value = b->rank == 0 ? 1.0f * 100.0f / 400.0f : 2.0f * 300.0f / 400.0f;
     for (int i = 0; i < u->n_tensors; i++)
         for (int64_t k = 0; k < b->table.tensors[u->first_tensor + i].numel; k++)
-            ((float *)v->grad[i])[k] += value;
+            ((float *)v->grad[i])[k] += weighed_share;
+}
+
+/* The window of one example of n tokens; `weights` has room for them. */
+static struct zt_window window_of_one(int64_t n, enum zt_average average, float *weights) {
+    struct zt_window w = {.valid_tokens = n};
+    double own = average == ZT_AVERAGE_SAMPLE ? 1.0 / (double)n : 1.0 / sqrt((double)n);
+    zt_fixsum_zero(&w.weight);
+    if (average == ZT_AVERAGE_TOKEN) return w;
+    for (int64_t i = 0; i < n; i++) weights[i] = (float)own;
+    zt_fixsum_add_floats(&w.weight, weights, (size_t)n);
+    w.all.weights = weights;
+    return w;
 }
 
 static int weight_rank(int rank, int world, void *arg) {
+    /* of the first rank: 1/4, 1/2 and sqrt(100) / (sqrt(100) + sqrt(300)) */
+    const double first[] = {0.25, 0.5, 10 / (10 + sqrt(300.0))};
     struct bench_job *j = arg;
     struct bench b;
     struct zt_error e = {0};
-    int64_t own = rank == 0 ? 100 : 300, all = 0;
-    struct zt_window w = {.valid_tokens = own};
+    float weights[300];
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
-    OK(zt_window_valid(&w, false, world, b.control, zt_device_compute(b.device), 1, &all, &e));
-    EXPECT(all == 400, "%lld", (long long)all);
-    OK(zt_runtime_window_begin(b.runtime, 1, &e));
-    OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
-    OK(bench_backward(&b, fill_weighted, &e));
-    OK(zt_runtime_wait_gradients(b.runtime, &e));
-    for (int t = 0; t < b.table.n_tensors; t++) {
-        const float *g = zt_runtime_gradient(b.runtime, t);
-        for (int64_t k = 0; k < b.table.tensors[t].numel; k++)
-            EXPECT(g[k] == 1.75f, "tensor %d element %lld is %g", t, (long long)k, (double)g[k]);
+    for (int a = 0; a < 3; a++) {
+        struct zt_window_total all = {0, 0};
+        struct zt_window w = window_of_one(weighed_tokens[rank], (enum zt_average)a, weights);
+        OK(zt_window_total(&w, true, b.control, zt_device_compute(b.device), 1, &all, &e));
+        double share = zt_window_weight(&w) / all.weight, own = rank ? 1 - first[a] : first[a];
+        EXPECT(all.valid == 400, "%lld", (long long)all.valid);
+        EXPECT(fabs(share - own) < 1e-7, "average %d: rank %d weighs %.9g", a, rank, share);
+        weighed_share = (float)((rank + 1) * share);
+        OK(zt_runtime_window_begin(b.runtime, a + 1, &e));
+        OK(zt_runtime_micro_begin(b.runtime, 0, true, &e));
+        OK(bench_backward(&b, fill_weighted, &e));
+        OK(zt_runtime_wait_gradients(b.runtime, &e));
+        double want = 2 - first[a]; /* 1.75, 1.5, 1.634 */
+        for (int t = 0; t < b.table.n_tensors; t++) {
+            const float *g = zt_runtime_gradient(b.runtime, t);
+            for (int64_t k = 0; k < b.table.tensors[t].numel; k++)
+                EXPECT(fabs((double)g[k] - want) < 1e-6, "average %d tensor %d element %lld is %g",
+                       a, t, (long long)k, (double)g[k]);
+        }
+        OK(bench_update(&b, 1e-3, &e));
+        want *= sqrt((double)b.table.parameters);
+        EXPECT(fabs(b.norm - want) < 1e-6 * want, "norm %.12g, expected %.12g", b.norm, want);
     }
-    OK(bench_update(&b, 1e-3, &e));
-    double want = 1.75 * sqrt((double)b.table.parameters);
-    EXPECT(fabs(b.norm - want) < 1e-9 * want, "norm %.12g, expected %.12g", b.norm, want);
     bench_close(&b);
     return 0;
 }
 
-Test(runtime, tokens_weigh_a_quarter_and_three_quarters, .timeout = 60) {
+Test(runtime, tokens_weigh_by_the_average, .timeout = 60) {
     struct bench_job *j = ranks_map(sizeof *j);
     cr_assert_eq(ranks_run(2, 60, weight_rank, j, NULL), 0);
 }

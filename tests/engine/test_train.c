@@ -138,8 +138,8 @@ static void window_of(struct zt_trainer *t, const struct zt_window *w, int64_t f
     zt_fixsum_zero(&loss);
     cr_assert_eq(zt_runtime_window_begin(t->runtime, step, &e), 0, "%s", e.msg);
     for (int64_t m = from; m < to; m++) {
-        struct zt_batch b = {w->tokens + m * w->seq_len, w->targets + m * w->seq_len, 1,
-                             w->seq_len};
+        struct zt_row row = zt_row_at(&w->all, m * w->seq_len);
+        struct zt_batch b = {row.tokens, row.targets, 1, w->seq_len};
         cr_assert_eq(zt_runtime_micro_begin(t->runtime, m - from, m == to - 1, &e), 0, "%s", e.msg);
         cr_assert_eq(zt_model_step(t->model, &s, &b,
                                    (float)(1.0 / (double)((to - from) * w->seq_len)), true, false,
