@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/spec.c: run.yaml into struct zt_spec and back, all by the table of core/spec_schema.c. Pure
- * apart from malloc; the C locale is set for the calling thread while numbers are read or printed. */
+/* core/spec.c: run.yaml into struct zt_spec, all by the table of core/spec_schema.c. Pure apart from
+ * malloc; the C locale is set for the calling thread while numbers are read. */
 #include "core/spec.h"
-#include <locale.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <xxhash.h>
 #include "core/modes.h"
 #include "core/spec_schema.h"
@@ -19,160 +16,6 @@ struct parse {
     const struct zt_mode_word *mode_word; /* the mode was given in other words: as mode_text, */
     const char *mode_text, *mode_key;     /* under the key mode_key (NULL: mode) */
 };
-
-/* Numbers have a point, whatever the user's locale says. */
-static locale_t enter_c_locale(locale_t *c) {
-    *c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    return *c ? uselocale(*c) : (locale_t)0;
-}
-
-static void leave_c_locale(locale_t c, locale_t before) {
-    if (!c)
-        return;
-    uselocale(before);
-    freelocale(c);
-}
-
-/* ---------------------------------------------------------------------------------- values */
-
-/* The field of row k. */
-static void *field(struct zt_spec *s, const struct zt_key *k) { return (char *)s + k->offset; }
-
-static bool in_range(const struct zt_key *k, double v) {
-    if ((k->flags & ZT_KEY_NOT_ZERO) && v == 0)
-        return false;
-    if ((k->flags & ZT_KEY_ABOVE_MIN) ? v <= k->min : v < k->min)
-        return false;
-    return (k->flags & ZT_KEY_BELOW_MAX) ? v < k->max : v <= k->max;
-}
-
-static const char *out_of_range(const struct zt_key *k, const char *text, char *why, size_t n) {
-    char show[64], range[96];
-    snprintf(why, n, "%s is out of range: must be %s", zt_value_show(text, show, sizeof show),
-             zt_schema_range(k, range, sizeof range));
-    return why;
-}
-
-static const char *set_int(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node,
-                           char *why, size_t n) {
-    int64_t v;
-    const char *bad = zt_value_int(node->text, node->plain, &v, why, n);
-    if (bad)
-        return bad;
-    if (!in_range(k, (double)v))
-        return out_of_range(k, node->text, why, n);
-    if (k->kind == ZT_KEY_INT)
-        *(int *)field(s, k) = (int)v;
-    else
-        *(int64_t *)field(s, k) = v;
-    return NULL;
-}
-
-static const char *set_float(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node,
-                             char *why, size_t n) {
-    double v;
-    const char *text = node->text;
-    bool plain = node->plain;
-    for (const struct zt_key_name *m = k->names; m && m->name; m++)
-        if (strcmp(m->name, text) == 0) {
-            *(double *)field(s, k) = m->value;
-            return NULL;
-        }
-    if ((k->flags & ZT_KEY_AT_LEAST) && strncmp(text, ">=", 2) == 0) {
-        text += 2 + strspn(text + 2, " ");
-        plain = true;
-    }
-    const char *bad = zt_value_float(text, plain, &v, why, n);
-    if (bad)
-        return bad;
-    if (!in_range(k, v))
-        return out_of_range(k, text, why, n);
-    *(double *)field(s, k) = v;
-    return NULL;
-}
-
-static const char *unknown_value(const struct zt_key *k, const char *text, char *why, size_t n) {
-    char show[64], list[300];
-    const char *names[32];
-    int count = 0;
-    for (const struct zt_key_name *m = k->names; m->name && count < 32; m++)
-        names[count++] = m->name;
-    const char *hint = zt_schema_value_alias(k->path, text);
-    if (!hint)
-        hint = zt_nearest(text, names, count);
-    zt_value_show(text, show, sizeof show);
-    if (hint)
-        snprintf(why, n, "\"%s\" is not known (did you mean \"%s\"?)", show, hint);
-    else
-        snprintf(why, n, "\"%s\" is not known; it is one of: %s", show,
-                 zt_schema_names(k, list, sizeof list));
-    return why;
-}
-
-static const char *set_enum(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node,
-                            char *why, size_t n) {
-    for (const struct zt_key_name *m = k->names; m->name; m++)
-        if (strcmp(m->name, node->text) == 0) {
-            *(int *)field(s, k) = m->value;
-            return NULL;
-        }
-    int64_t v;
-    if (k->kind != ZT_KEY_ENUM_INT || zt_value_int(node->text, node->plain, &v, why, n))
-        return unknown_value(k, node->text, why, n);
-    if (!in_range(k, (double)v))
-        return out_of_range(k, node->text, why, n);
-    *(int *)field(s, k) = k->int_value;
-    *(int *)(void *)((char *)s + k->offset2) = (int)v;
-    return NULL;
-}
-
-/* One string into to[size], or why not. */
-static const char *put_text(const char *text, char *to, size_t size, char *why, size_t n) {
-    size_t len = strlen(text);
-    if (len == 0)
-        snprintf(why, n, "has no value");
-    else if (len >= size)
-        snprintf(why, n, "%zu characters; at most %zu", len, size - 1);
-    else {
-        for (size_t i = 0; i < len; i++)
-            if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
-                snprintf(why, n, "has a control character at position %zu", i + 1);
-                return why;
-            }
-        memcpy(to, text, len + 1);
-        return NULL;
-    }
-    return why;
-}
-
-static const char *set_string(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node,
-                              char *why, size_t n) {
-    if (!k->names)
-        return put_text(node->text, field(s, k), k->size, why, n);
-    for (const struct zt_key_name *m = k->names; m->name; m++)
-        if (strcmp(m->name, node->text) == 0)
-            return put_text(node->text, field(s, k), k->size, why, n);
-    return unknown_value(k, node->text, why, n);
-}
-
-/* NULL, or the reason why the scalar does not fit the row. */
-static const char *set_scalar(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node,
-                              char *why, size_t n) {
-    switch (k->kind) {
-    case ZT_KEY_INT:
-    case ZT_KEY_INT64: return set_int(s, k, node, why, n);
-    case ZT_KEY_FLOAT: return set_float(s, k, node, why, n);
-    case ZT_KEY_BOOL: return zt_value_bool(node->text, node->plain, field(s, k), why, n);
-    case ZT_KEY_ENUM:
-    case ZT_KEY_ENUM_INT: return set_enum(s, k, node, why, n);
-    case ZT_KEY_STRING: return set_string(s, k, node, why, n);
-    case ZT_KEY_SECTION:
-    case ZT_KEY_LABELS: snprintf(why, n, "expected keys below it (a mapping), got a single value"); break;
-    case ZT_KEY_LIST:
-    case ZT_KEY_SOURCES: snprintf(why, n, "expected a list: [a, b]"); break;
-    }
-    return why;
-}
 
 /* ---------------------------------------------------------------------------------- the tree */
 
@@ -193,7 +36,7 @@ static void value_problem(struct parse *p, int key, const struct zt_node *n, con
 }
 
 static void walk_list(struct parse *p, const struct zt_key *k, const struct zt_node *node) {
-    struct zt_strings *l = field(p->spec, k);
+    struct zt_strings *l = zt_schema_field(p->spec, k);
     char why[300];
     l->n = 0;
     for (const struct zt_node *c = node->child; c; c = c->next) {
@@ -203,7 +46,7 @@ static void walk_list(struct parse *p, const struct zt_key *k, const struct zt_n
         else if (c->kind != ZT_NODE_SCALAR)
             bad = "an item of this list must be a word";
         else
-            bad = put_text(c->text, l->item[l->n], sizeof l->item[0], why, sizeof why);
+            bad = zt_schema_put(c->text, l->item[l->n], sizeof l->item[0], why, sizeof why);
         if (bad) {
             node_problem(p, c, k->path, bad);
             return;
@@ -213,7 +56,7 @@ static void walk_list(struct parse *p, const struct zt_key *k, const struct zt_n
 }
 
 static void walk_labels(struct parse *p, const struct zt_key *k, const struct zt_node *node) {
-    struct zt_labels *l = field(p->spec, k);
+    struct zt_labels *l = zt_schema_field(p->spec, k);
     char why[300];
     l->n = 0;
     for (const struct zt_node *c = node->child; c; c = c->next) {
@@ -223,9 +66,9 @@ static void walk_labels(struct parse *p, const struct zt_key *k, const struct zt
         else if (c->kind != ZT_NODE_SCALAR)
             bad = "the value of a label must be a word";
         else {
-            bad = put_text(c->key, l->item[l->n].key, sizeof l->item[0].key, why, sizeof why);
+            bad = zt_schema_put(c->key, l->item[l->n].key, sizeof l->item[0].key, why, sizeof why);
             if (!bad)
-                bad = put_text(c->text, l->item[l->n].value, sizeof l->item[0].value, why, sizeof why);
+                bad = zt_schema_put(c->text, l->item[l->n].value, sizeof l->item[0].value, why, sizeof why);
         }
         if (bad) {
             node_problem(p, c, k->path, bad);
@@ -246,7 +89,7 @@ static const char *walk_source(struct zt_sources *l, const struct zt_node *item,
         if (c->kind != ZT_NODE_SCALAR)
             bad = "a source's path and weight are single values";
         else if (strcmp(c->key, "path") == 0)
-            bad = put_text(c->text, l->item[l->n].path, ZT_PATH_MAX, why, n);
+            bad = zt_schema_put(c->text, l->item[l->n].path, ZT_PATH_MAX, why, n);
         else if (strcmp(c->key, "weight") == 0) {
             bad = zt_value_float(c->text, c->plain, &l->item[l->n].weight, why, n);
             if (!bad && l->item[l->n].weight <= 0)
@@ -259,7 +102,7 @@ static const char *walk_source(struct zt_sources *l, const struct zt_node *item,
 }
 
 static void walk_sources(struct parse *p, const struct zt_key *k, const struct zt_node *node) {
-    struct zt_sources *l = field(p->spec, k);
+    struct zt_sources *l = zt_schema_field(p->spec, k);
     char why[300];
     l->n = 0;
     for (const struct zt_node *c = node->child; c; c = c->next) {
@@ -279,12 +122,6 @@ static bool below(const char *path, const char *section) {
                   : strncmp(path, section, n) == 0 && path[n] == '.' && !strchr(path + n + 1, '.');
 }
 
-/* The last part of a dotted path. */
-static const char *leaf(const char *path) {
-    const char *dot = strrchr(path, '.');
-    return dot ? dot + 1 : path;
-}
-
 /* A word that is no key of its section: what was meant? Siblings first, then what other programs
  * call it, then the same word elsewhere, then anything near. NULL when nothing is. */
 static const char *nearest_key(const char *section, const char *word) {
@@ -293,7 +130,7 @@ static const char *nearest_key(const char *section, const char *word) {
     for (int i = 0; i < zt_schema_count(); i++)
         if (below(zt_schema_key(i)->path, section)) {
             at[n] = i;
-            names[n++] = leaf(zt_schema_key(i)->path);
+            names[n++] = zt_schema_leaf(zt_schema_key(i)->path);
         }
     const char *near = zt_nearest(word, names, n);
     for (int i = 0; i < n && near; i++)
@@ -303,7 +140,7 @@ static const char *nearest_key(const char *section, const char *word) {
         return zt_schema_alias(word);
     n = 0;
     for (int i = 0; i < zt_schema_count(); i++) {
-        names[n++] = leaf(zt_schema_key(i)->path);
+        names[n++] = zt_schema_leaf(zt_schema_key(i)->path);
         if (strcmp(names[i], word) == 0)
             return zt_schema_key(i)->path;
     }
@@ -324,8 +161,8 @@ static const char *unknown_key(const char *section, const char *word, const char
                                size_t n) {
     const char *near = nearest_key(section, word);
     if (strchr(word, '.') && zt_schema_find(word) >= 0)
-        snprintf(why, n, "a dotted key works with --set only; here write %s below %.*s:", leaf(word),
-                 (int)(leaf(word) - word - 1), word);
+        snprintf(why, n, "a dotted key works with --set only; here write %s below %.*s:", zt_schema_leaf(word),
+                 (int)(zt_schema_leaf(word) - word - 1), word);
     else if (near && strstr(word, "stage") && value && strlen(value) == 1 && strchr("123", value[0]))
         snprintf(why, n, "unknown key (did you mean \"%s: zero%s\"?)", near, value);
     else if (near)
@@ -336,7 +173,7 @@ static const char *unknown_key(const char *section, const char *word, const char
         for (int i = 0, first = 1; i < zt_schema_count() && used < n; i++)
             if (below(zt_schema_key(i)->path, section)) {
                 used += (size_t)snprintf(why + used, n - used, "%s%s", first ? "" : ", ",
-                                         leaf(zt_schema_key(i)->path));
+                                         zt_schema_leaf(zt_schema_key(i)->path));
                 first = 0;
             }
     }
@@ -353,7 +190,7 @@ static const char *set_mode(struct parse *p, const struct zt_key *k, const struc
                  zt_value_show(node->text, show, sizeof show), zt_schema_names(k, list, sizeof list));
         return why;
     }
-    *(int *)field(p->spec, k) = (int)w->mode;
+    *(int *)zt_schema_field(p->spec, k) = (int)w->mode;
     bool ours = !node->foreign && strcmp(node->text, zt_mode_name(w->mode)) == 0;
     p->mode_word = ours ? NULL : w;
     p->mode_text = node->text;
@@ -379,7 +216,7 @@ static void walk_value(struct parse *p, int i, const struct zt_node *node) {
         bad = why;
     } else if (node->kind == ZT_NODE_MAP && map_ok) {
         if (k->kind == ZT_KEY_SECTION && k->offset != ZT_KEY_NOWHERE)
-            *(bool *)field(p->spec, k) = true;
+            *(bool *)zt_schema_field(p->spec, k) = true;
         walk_map(p, node, k->path);
     } else if (node->kind == ZT_NODE_MAP && k->kind == ZT_KEY_LABELS)
         walk_labels(p, k, node);
@@ -390,7 +227,7 @@ static void walk_value(struct parse *p, int i, const struct zt_node *node) {
     else if (node->kind == ZT_NODE_SCALAR && (k->flags & ZT_KEY_MODE_WORDS))
         bad = set_mode(p, k, node, why, sizeof why);
     else if (node->kind == ZT_NODE_SCALAR)
-        bad = set_scalar(p->spec, k, node, why, sizeof why);
+        bad = zt_schema_set(p->spec, k, node, why, sizeof why);
     else
         bad = node->kind == ZT_NODE_LIST ? "a list is not expected here"
                                          : "a mapping is not expected here";
@@ -512,16 +349,6 @@ static int apply_override(struct parse *p, struct zt_tree *t, const char *text,
 }
 
 /* ---------------------------------------------------------------------------------- defaults */
-
-void zt_schema_default(struct zt_spec *s, const struct zt_key *k) {
-    char why[300], text[64];
-    if (!k->fallback || k->kind == ZT_KEY_LIST)
-        return;
-    snprintf(text, sizeof text, "%s", k->fallback);
-    struct zt_node n = {.kind = ZT_NODE_SCALAR, .plain = true, .text = text};
-    const char *bad = set_scalar(s, k, &n, why, sizeof why);
-    ZT_ASSERT(bad == NULL);
-}
 
 static void set_defaults(struct zt_spec *s) {
     for (int i = 0; i < zt_schema_count(); i++)
@@ -676,7 +503,7 @@ static int hash_spec(struct zt_spec *s, struct zt_error *err) {
 int zt_spec_parse(const char *text, size_t bytes, const char *file, const char *const *overrides,
                   int n_overrides, struct zt_spec *spec, struct zt_error *err) {
     struct zt_tree tree = {0};
-    locale_t c, before = enter_c_locale(&c);
+    locale_t c, before = zt_c_locale_enter(&c);
     memset(spec, 0, sizeof *spec);
     struct parse *p = calloc(1, sizeof *p);
     int rc = p ? 0 : zt_fail(err, ZT_ENOMEM, "%s: no host memory to read it", file);
@@ -709,7 +536,7 @@ out:
     free(p);
     if (rc)
         zt_spec_free(spec);
-    leave_c_locale(c, before);
+    zt_c_locale_leave(c, before);
     return rc;
 }
 
@@ -720,7 +547,7 @@ int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct 
 int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const char *file,
                           struct zt_error *err) {
     struct zt_problems p = {.file = file, .spec = spec};
-    locale_t c, before = enter_c_locale(&c);
+    locale_t c, before = zt_c_locale_enter(&c);
     if (workers <= 0)
         workers = (int)zt_spec_workers_known(spec);
     if (workers <= 0)
@@ -736,7 +563,7 @@ int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const cha
                    workers, most);
     else
         zt_check_mesh(&p, spec, workers);
-    leave_c_locale(c, before);
+    zt_c_locale_leave(c, before);
     return zt_problems_end(&p, err);
 }
 
@@ -766,182 +593,4 @@ void zt_spec_free(struct zt_spec *s) {
     free(s->verbatim);
     s->verbatim = NULL;
     s->verbatim_bytes = 0;
-}
-
-/* ---------------------------------------------------------------------------------- text */
-
-struct out { char *text; size_t used, size; bool failed; };
-
-static void put(struct out *o, const char *s) {
-    size_t n = strlen(s);
-    if (o->used + n + 1 > o->size) {
-        size_t size = (o->size + n + 1) * 2;
-        char *more = realloc(o->text, size);
-        if (!more) {
-            o->failed = true;
-            return;
-        }
-        o->text = more;
-        o->size = size;
-    }
-    memcpy(o->text + o->used, s, n + 1);
-    o->used += n;
-}
-
-static int depth_of(const char *path) {
-    int d = 0;
-    for (; *path; path++)
-        d += *path == '.';
-    return d;
-}
-
-static void put_line(struct out *o, const char *path, const char *value) {
-    for (int d = depth_of(path); d > 0; d--)
-        put(o, "  ");
-    put(o, leaf(path));
-    put(o, value[0] ? ": " : ":");
-    put(o, value);
-    put(o, "\n");
-}
-
-/* Rows that say nothing about this run: sections that are not there, keys of the other family. */
-static bool silent(const struct zt_spec *s, int i) {
-    const struct zt_key *k = zt_schema_key(i);
-    if ((k->flags & ZT_KEY_LLAMA) && s->model.family != ZT_LLAMA)
-        return true;
-    if (strcmp(k->path, "model.rope_scaling") == 0)
-        return s->model.rope_scaling.type != ZT_ROPE_NONE; /* its rows below say it */
-    if (strncmp(k->path, "model.rope_scaling.", 19) == 0)
-        return s->model.rope_scaling.type == ZT_ROPE_NONE;
-    for (int j = i; j >= 0; j = zt_schema_parent(j)) {
-        const struct zt_key *up = zt_schema_key(j);
-        if (up->kind == ZT_KEY_SECTION && up->offset != ZT_KEY_NOWHERE &&
-            !*(const bool *)(const void *)((const char *)s + up->offset))
-            return true;
-    }
-    return (k->kind == ZT_KEY_LABELS && s->labels.n == 0) ||
-           (k->kind == ZT_KEY_SOURCES && s->dataset.sources.n == 0);
-}
-
-/* The headers of the sections above row i that are not written yet. */
-static void put_sections(struct out *o, int i, bool *written) {
-    int up = zt_schema_parent(i);
-    if (up < 0 || written[up])
-        return;
-    put_sections(o, up, written);
-    put_line(o, zt_schema_key(up)->path, "");
-    written[up] = true;
-}
-
-char *zt_spec_normalise(const struct zt_spec *s) {
-    struct out o = {0};
-    bool written[ZT_SPEC_MAX_KEYS] = {false};
-    locale_t c, before = enter_c_locale(&c);
-    char *value = malloc(ZT_SCHEMA_TEXT);
-    put(&o, "");
-    for (int i = 0; value && i < zt_schema_count(); i++) {
-        const struct zt_key *k = zt_schema_key(i);
-        if (k->kind == ZT_KEY_SECTION || silent(s, i))
-            continue;
-        zt_schema_text(s, k, value, ZT_SCHEMA_TEXT);
-        if (!value[0])
-            continue;
-        put_sections(&o, i, written);
-        put_line(&o, k->path, value);
-    }
-    leave_c_locale(c, before);
-    if (!value || o.failed) {
-        free(o.text);
-        o.text = NULL;
-    }
-    free(value);
-    return o.text;
-}
-
-static const char *kind_word(const struct zt_key *k) {
-    switch (k->kind) {
-    case ZT_KEY_SECTION: return "section";
-    case ZT_KEY_INT:
-    case ZT_KEY_INT64: return "whole number";
-    case ZT_KEY_FLOAT: return k->names ? "number or word" : "number";
-    case ZT_KEY_BOOL: return "true or false";
-    case ZT_KEY_ENUM: return "word";
-    case ZT_KEY_ENUM_INT: return "word or whole number";
-    case ZT_KEY_STRING: return k->names ? "word" : "text";
-    case ZT_KEY_LIST: return "list of text";
-    case ZT_KEY_LABELS: return "mapping of text";
-    case ZT_KEY_SOURCES: return "list";
-    }
-    return "";
-}
-
-/* Text inside a table cell. */
-static void put_cell(FILE *out, const char *s) {
-    for (; *s; s++) {
-        if (*s == '|')
-            fputc('\\', out);
-        fputc(*s, out);
-    }
-}
-
-static void reference_row(FILE *out, int i) {
-    const struct zt_key *k = zt_schema_key(i);
-    char text[400];
-    const struct zt_not_yet *no = NULL;
-    for (int j = 0; zt_schema_not_yet(j); j++)
-        if (strcmp(zt_schema_not_yet(j)->path, k->path) == 0)
-            no = zt_schema_not_yet(j);
-    fprintf(out, "| `%s` | %s | ", k->path, kind_word(k));
-    if (k->fallback)
-        fprintf(out, "`%s`", k->fallback);
-    else
-        put_cell(out, k->computed ? k->computed : k->flags & ZT_KEY_REQUIRED ? "required" : "-");
-    fputs(" | ", out);
-    put_cell(out, k->names ? zt_schema_names(k, text, sizeof text)
-                           : zt_schema_range(k, text, sizeof text));
-    fputs(" | ", out);
-    put_cell(out, k->help);
-    if (no && no->only && no->only[0])
-        fprintf(out, " *This version: only `%s`.*", no->only);
-    else if (no)
-        fputs(" *Not in this version.*", out);
-    fputs(" |\n", out);
-}
-
-void zt_spec_reference(FILE *out) {
-    fputs("# run.yaml: every key\n\n"
-          "This page is printed from the schema table of `core/spec_schema.c`; do not edit it.\n\n"
-          "Numbers are decimal (`3e-4`, `0.1`, `1000`); counts are written in digits. `0x10`, `010` and\n"
-          "`1_000` are refused. Booleans are `true` and `false`. Anchors, aliases, tags, tabs as\n"
-          "indentation, duplicate keys and a second document are refused. A file has at most 256 KiB.\n"
-          "Any key can be set from the command line: `--set training.steps=100`.\n",
-          out);
-    bool top = false;
-    for (int i = 0; i < zt_schema_count(); i++) {
-        const struct zt_key *k = zt_schema_key(i);
-        bool nested = strchr(k->path, '.') != NULL;
-        if (k->kind == ZT_KEY_SECTION && !nested) {
-            fprintf(out, "\n## %s\n\n%s", k->path, k->help);
-            for (int j = 0; zt_schema_not_yet(j); j++)
-                if (strcmp(zt_schema_not_yet(j)->path, k->path) == 0)
-                    fputs(" *Not in this version.*", out);
-            fputs("\n\n| key | type | default | values | meaning |\n|---|---|---|---|---|\n", out);
-            continue;
-        }
-        if (!nested && !top) {
-            fputs("\n## The run\n\n| key | type | default | values | meaning |\n|---|---|---|---|---|\n",
-                  out);
-            top = true;
-        }
-        reference_row(out, i);
-    }
-}
-
-const char *zt_spec_key(int i) {
-    static _Thread_local char line[400];
-    const struct zt_key *k = zt_schema_key(i);
-    if (!k)
-        return NULL;
-    snprintf(line, sizeof line, "%s: %s", k->path, k->help);
-    return line;
 }

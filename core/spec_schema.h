@@ -5,6 +5,8 @@
  * as run.yaml text and one sentence about it. Constant data; any thread. */
 #ifndef ZT_CORE_SPEC_SCHEMA_H
 #define ZT_CORE_SPEC_SCHEMA_H
+#include <locale.h>
+#include <string.h>
 #include "core/spec.h"
 
 enum zt_key_kind {
@@ -55,6 +57,14 @@ int zt_schema_find(const char *path); /* row, or -1 */
 /* The row of the nearest enclosing section of row i, -1 at the top. */
 int zt_schema_parent(int i);
 
+/* The field of row k. */
+static inline void *zt_schema_field(struct zt_spec *s, const struct zt_key *k) { return (char *)s + k->offset; }
+/* The last part of a dotted path. */
+static inline const char *zt_schema_leaf(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
 /* "0..100", "above 0", "at least 0 and below 1"; "" when anything goes. */
 const char *zt_schema_range(const struct zt_key *k, char *buf, size_t n);
 /* `a | b | c` of the names (and "a whole number"). */
@@ -96,7 +106,14 @@ void zt_tree_free(struct zt_tree *t);
 struct zt_node *zt_tree_new(struct zt_tree *t, enum zt_node_kind kind);
 struct zt_node *zt_node_get(const struct zt_node *map, const char *key, size_t key_len);
 
-/* spec_value.c: one scalar by our own rules. Each returns NULL, or the reason in buf. */
+/* spec_set.c: a scalar into its row's field; a string into to[size]. NULL, or why it does not fit, in why. */
+const char *zt_schema_set(struct zt_spec *s, const struct zt_key *k, const struct zt_node *node, char *why, size_t n);
+const char *zt_schema_put(const char *text, char *to, size_t size, char *why, size_t n);
+
+/* spec_value.c: numbers have a point, whatever the user's locale says. */
+locale_t zt_c_locale_enter(locale_t *c);
+void zt_c_locale_leave(locale_t c, locale_t before);
+/* One scalar by our own rules. Each returns NULL, or the reason in buf. */
 const char *zt_value_int(const char *text, bool plain, int64_t *v, char *buf, size_t n);
 const char *zt_value_float(const char *text, bool plain, double *v, char *buf, size_t n);
 const char *zt_value_bool(const char *text, bool plain, bool *v, char *buf, size_t n);

@@ -10,6 +10,19 @@
 #include <string.h>
 #include <strings.h>
 
+/* Numbers have a point, whatever the user's locale says. */
+locale_t zt_c_locale_enter(locale_t *c) {
+    *c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return *c ? uselocale(*c) : (locale_t)0;
+}
+
+void zt_c_locale_leave(locale_t c, locale_t before) {
+    if (!c)
+        return;
+    uselocale(before);
+    freelocale(c);
+}
+
 const char *zt_value_show(const char *text, char *buf, size_t n) {
     size_t used = 0;
     for (const unsigned char *p = (const unsigned char *)text; *p && used + 4 < n; p++)
