@@ -30,14 +30,10 @@ static int read_rows(struct zt_trainer *t, int64_t first, int64_t n, struct sums
 
 static int one_batch(struct zt_trainer *t, const struct zt_unit_source *source, int64_t first,
                      int64_t n, struct sums *s, struct zt_error *err) {
-    const struct zt_device_ops *dev = zt_device_ops(t->device);
-    struct zt_stream *compute = zt_device_compute(t->device);
-    struct zt_batch b = {t->tokens, t->targets, n, t->spec->training.seq_len};
-    size_t bytes = (size_t)(n * b.T) * sizeof *t->tokens;
+    struct zt_batch b;
     int rc = 0;
     TRY(read_rows(t, first, n, s, err));
-    TRY(dev->copy(compute, t->tokens, t->window.all.tokens, bytes, err));
-    TRY(dev->copy(compute, t->targets, t->window.all.targets, bytes, err));
+    TRY(zt_trainer_feed(t, &t->window.all, n, first, &b, err));
     TRY(zt_model_step(t->model, source, &b, 0.0f, false, true, &s->loss, &s->valid, err));
 out:
     return rc;

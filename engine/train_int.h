@@ -18,6 +18,8 @@
         if (rc != 0) goto out;                                                                     \
     } while (0)
 
+struct zt_trainer;
+
 /* The micro-batches of one optimizer step, copied out of the loader: how many tokens count has to
  * be known before the first backward. Host memory, grown once to the largest window. */
 struct zt_window {
@@ -42,6 +44,11 @@ struct zt_window_total { int64_t valid; double weight; };
 int zt_window_total(const struct zt_window *w, bool speaks, struct zt_comm *control,
                     struct zt_stream *compute, int64_t step, struct zt_window_total *total,
                     struct zt_error *err);
+
+/* `rows` rows from host memory to the device, as the batch *b; `before`: rows of this rank's earlier
+ * ones in the step. */
+int zt_trainer_feed(struct zt_trainer *t, const struct zt_row *from, int64_t rows, int64_t before,
+                    struct zt_batch *b, struct zt_error *err);
 
 /* Compute segments, forward and backward time, and progress, taken at the unit boundaries. */
 struct zt_probe {
@@ -107,7 +114,7 @@ struct zt_trainer {
     struct zt_window window;
     struct zt_growth growth;
     struct zt_trace trace;
-    int32_t *tokens, *targets; /* device, one micro-batch */
+    struct zt_row feed;        /* device, one micro-batch */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
     bool counts_static, stop, dtypes_told;

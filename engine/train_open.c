@@ -151,6 +151,30 @@ out:
     return rc;
 }
 
+/* Device memory of one micro-batch. */
+static int open_feed(struct zt_trainer *t, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    struct zt_row *f = &t->feed;
+    const struct {
+        const char *what;
+        void *at; /* of the pointer */
+        bool wanted;
+    } part[] = {{"tokens", &f->tokens, true},
+                {"targets", &f->targets, true},
+                {"document starts", &f->starts, s->dataset.document_masks},
+                {"token weights", &f->weights, s->loss.average != ZT_AVERAGE_TOKEN}};
+    size_t bytes = (size_t)(s->training.local_batch_size * s->training.seq_len) * sizeof *f->tokens;
+    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++) {
+        void *p = NULL;
+        if (!part[i].wanted) continue;
+        int rc = zt_malloc(t->alloc, bytes, zt_device_compute(t->device), ZT_TAG_ACTIVATIONS,
+                           part[i].what, &p, err);
+        if (rc) return rc;
+        memcpy(part[i].at, &p, sizeof p);
+    }
+    return 0;
+}
+
 static int build_model(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     int rc = 0;
@@ -162,16 +186,10 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
     TRY(zt_model_set_trainable(&t->table, patterns, s->training.trainable.n, err));
     for (int i = 0; i < t->table.n_tensors && s->optimizer.decay_1d; i++)
         t->table.tensors[i].decay = true;
-    struct zt_model_env env = {t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute,
-                               t->recipe->grad};
+    struct zt_model_env env = {
+        t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute, t->recipe->grad};
     TRY(zt_model_create(&t->table, &env, &t->model, err));
-    size_t n = (size_t)(s->training.local_batch_size * s->training.seq_len) * sizeof *t->tokens;
-    struct zt_stream *compute = zt_device_compute(t->device);
-    void *p = NULL;
-    TRY(zt_malloc(t->alloc, n, compute, ZT_TAG_ACTIVATIONS, "tokens", &p, err));
-    t->tokens = p;
-    TRY(zt_malloc(t->alloc, n, compute, ZT_TAG_ACTIVATIONS, "targets", &p, err));
-    t->targets = p;
+    TRY(open_feed(t, err));
     t->words = calloc((size_t)t->config->world * ZT_CONTROL_WORDS, sizeof *t->words);
     if (!t->words) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
 out:
@@ -223,8 +241,7 @@ static int open_comm(struct zt_trainer *t, struct zt_error *err) {
     if (c->progress && c->progress_bytes > ZT_PROGRESS_RING + zt_comm_log_bytes(1))
         TRY(zt_comm_log_place(t->world, (char *)c->progress + ZT_PROGRESS_RING,
                               c->progress_bytes - ZT_PROGRESS_RING));
-    if (c->sim && c->sim->log)
-        TRY(zt_comm_log_place(t->world, c->sim->log, c->sim->log_bytes));
+    if (c->sim && c->sim->log) TRY(zt_comm_log_place(t->world, c->sim->log, c->sim->log_bytes));
     if (c->inject) zt_comm_inject(t->world, c->inject);
     if (c->progress) zt_comm_watch(t->world, &c->progress->held_by);
     TRY(split(t, ZT_AXIS_TENSOR, "tensor", ranks, &t->tensor, err));
@@ -406,8 +423,10 @@ void zt_trainer_close(struct zt_trainer *t, bool failed) {
     if (t->tensor) zt_comm_destroy(t->tensor);
     if (t->world) zt_comm_destroy(t->world);
     if (t->alloc) {
-        zt_free(t->alloc, t->tokens);
-        zt_free(t->alloc, t->targets);
+        zt_free(t->alloc, t->feed.tokens);
+        zt_free(t->alloc, t->feed.targets);
+        zt_free(t->alloc, t->feed.starts);
+        zt_free(t->alloc, t->feed.weights);
         zt_alloc_destroy(t->alloc);
     }
     zt_dataset_close(t->valid_set);

@@ -49,25 +49,21 @@ static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t 
 /* Forward and backward of the window's micro-batches. */
 static int micro_steps(struct zt_trainer *t, double scale, struct zt_fixsum *loss, int64_t *valid,
                        struct zt_error *err) {
-    const struct zt_device_ops *dev = zt_device_ops(t->device);
-    struct zt_stream *compute = zt_device_compute(t->device);
-    struct zt_window *w = &t->window;
+    const struct zt_window *w = &t->window;
     struct zt_unit_source source = zt_probe_source(&t->probe);
+    int64_t before = 0;
     int rc = 0;
     for (int64_t i = 0; i < w->micros; i++) {
-        size_t at = (size_t)(i * w->capacity_rows * w->seq_len);
-        size_t bytes = (size_t)(w->rows[i] * w->seq_len) * sizeof *t->tokens;
-        struct zt_row from = zt_row_at(&w->all, (int64_t)at);
-        struct zt_batch b = {t->tokens, t->targets, w->rows[i], w->seq_len};
+        struct zt_row from = zt_row_at(&w->all, i * w->capacity_rows * w->seq_len);
+        struct zt_batch b;
         if (t->config->progress) atomic_store(&t->config->progress->micro, i);
         zt_progress_phase(t, ZT_PHASE_FORWARD);
-        TRY(dev->copy(compute, t->tokens, from.tokens, bytes, err));
-        TRY(dev->copy(compute, t->targets, from.targets, bytes, err));
+        TRY(zt_trainer_feed(t, &from, w->rows[i], before, &b, err));
+        before += w->rows[i];
         TRY(zt_runtime_micro_begin(t->runtime, i, i == w->micros - 1, err));
         zt_probe_begin(&t->probe);
-        rc = zt_model_step(t->model, &source, &b, (float)scale, true, false, loss, valid, err);
-        if (rc == 0) TRY(zt_probe_end(&t->probe, err));
-        if (rc) goto out;
+        TRY(zt_model_step(t->model, &source, &b, (float)scale, true, false, loss, valid, err));
+        TRY(zt_probe_end(&t->probe, err));
     }
 out:
     return rc;

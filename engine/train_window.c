@@ -103,6 +103,31 @@ int zt_window_total(const struct zt_window *w, bool speaks, struct zt_comm *cont
     return 0;
 }
 
+int zt_trainer_feed(struct zt_trainer *t, const struct zt_row *from, int64_t rows, int64_t before,
+                    struct zt_batch *b, struct zt_error *err) {
+    const struct zt_device_ops *dev = zt_device_ops(t->device);
+    struct zt_stream *compute = zt_device_compute(t->device);
+    const struct zt_row *to = &t->feed;
+    int rc = 0;
+    /* Every rank in turn is dealt a sample. */
+    *b = (struct zt_batch){.tokens = to->tokens,
+                           .targets = to->targets,
+                           .B = rows,
+                           .T = t->spec->training.seq_len,
+                           .weights = to->weights,
+                           .starts = to->starts,
+                           .first_sample = before * t->dp_size + t->dp_index,
+                           .sample_stride = t->dp_size,
+                           .step = t->step};
+    size_t bytes = (size_t)(b->B * b->T) * sizeof *to->tokens; /* a float is as large */
+    TRY(dev->copy(compute, to->tokens, from->tokens, bytes, err));
+    TRY(dev->copy(compute, to->targets, from->targets, bytes, err));
+    if (to->starts) TRY(dev->copy(compute, to->starts, from->starts, bytes, err));
+    if (to->weights) TRY(dev->copy(compute, to->weights, from->weights, bytes, err));
+out:
+    return rc;
+}
+
 /* ---- probe ---- */
 
 static int64_t now(const struct zt_probe *p) { return zt_device_ops(p->device)->now_ns(p->device); }

@@ -49,8 +49,18 @@ struct zt_model_env {
     enum zt_recompute recompute;
     int64_t recompute_every;
 };
-/* One micro-batch: tokens and targets are device pointers [B*T] int32, targets -1 = not counted. */
-struct zt_batch { const int32_t *tokens, *targets; int64_t B, T; };
+/* One micro-batch; tokens, targets and what belongs to them are device pointers [B*T]. targets -1 =
+ * not counted. weights: factors of the tokens' losses and gradients, NULL = 1. starts: the first
+ * position of its sequence that a position attends to, NULL = 0 (kernels/ops.h). Row b is sequence
+ * first_sample + b * sample_stride (0 as 1) among all of the optimizer step `step`: with them
+ * dropout depends on neither ranks nor micro-batches. */
+struct zt_batch {
+    const int32_t *tokens, *targets;
+    int64_t B, T;
+    const float *weights;
+    const int32_t *starts;
+    int64_t first_sample, sample_stride, step;
+};
 
 /* The table stays as it is while the model lives: what is frozen decides what is computed and saved. */
 int zt_model_create(const struct zt_model_table *table, const struct zt_model_env *env,
