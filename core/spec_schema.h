@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/spec_schema.h: the schema table behind core/spec.h; for the files core/spec*.c only.
+/* core/spec_schema.h: the schema table behind core/spec.h.
  *
  * A row names a key of run.yaml, where its value lives in struct zt_spec, what it may be, its default
  * as run.yaml text and one sentence about it. Constant data; any thread. */

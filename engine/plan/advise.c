@@ -342,11 +342,7 @@ static int descend(struct pool *p, struct zt_error *err) {
 }
 
 static int make_fit(struct pool *p, struct zt_advice *a, struct zt_error *err) {
-    struct move m;
     int n = 0, rc = expand(p, -1, LESS_MEMORY, err);
-    for (int i = 0; !rc && advise_later(i, p->base, &m);
-         i++) /* refused by the rules, but not for ever */
-        rc = offer(p, NULL, &m, MOVES_MAX, err);
     if (!rc) rc = more_workers(p, err);
     if (!rc && !any(p, fits_as_it_is)) rc = pairs(p, err);
     if (!rc && !any(p, fits)) rc = descend(p, err);
@@ -373,16 +369,12 @@ static int make_use(struct pool *p, bool speed, struct zt_advice *a, struct zt_e
     return rc ? rc : tell(p, reserves, before, &a->reserve, 1, &n, err);
 }
 
-static void later(const struct zt_spec *base, struct zt_advice *a) {
-    struct move m;
-    for (int i = 0; advise_later(i, base, &m) && a->n_later < 4; i++) {
-        struct zt_spec *s = NULL;
-        struct zt_error why = {0};
-        int rc = advise_apply(base, m.edit, m.n, &s, &why);
-        advise_spec_free(s);
-        if (!rc || !strstr(why.msg, "not in this version")) continue;
-        snprintf(a->later[a->n_later].key, sizeof a->later[0].key, "%s", m.edit[0].key);
-        a->later[a->n_later++].why = m.why;
+static void later(struct zt_advice *a) {
+    const char *key, *why;
+    for (int i = 0; (key = advise_later(i, &why)) && a->n_later < 4; i++) {
+        if (advise_has(key)) continue;
+        snprintf(a->later[a->n_later].key, sizeof a->later[0].key, "%s", key);
+        a->later[a->n_later++].why = why;
     }
 }
 
@@ -415,7 +407,7 @@ static int run(const struct zt_advise_config *c, bool speed, struct zt_advice *a
         zt_plan_free(p);
     }
     rc = a->base.fits ? make_use(&pool, speed, a, err) : make_fit(&pool, a, err);
-    later(c->plan.spec, a);
+    later(a);
     a->n_plans = s.n_plans;
     a->cut = s.cut;
     pool_free(&pool);

@@ -12,7 +12,7 @@ struct move {
     const char *why;
     bool data; /* changes the samples: tried last, told as a note */
 };
-#define MOVES_MAX 48
+#define MOVES_MAX 64
 
 /* Of the file as it was given: what it says itself. */
 struct given {
@@ -29,8 +29,13 @@ int advise_moves(const struct zt_spec *s, struct given g, int ranks_per_host, en
 bool advise_more_workers(const struct zt_spec *s, struct given g, int times, struct move *out);
 /* Shorter sequences: a `by`-th. */
 void advise_shorter(const struct zt_spec *s, int64_t by, struct move *out);
-/* Features that other versions may have: i from 0; false past the end. */
-bool advise_later(int i, const struct zt_spec *s, struct move *out);
+#define ADVISE_RECOMPUTE "activation_checkpoint.mode"
+#define ADVISE_TENSOR "parallelism.tensor_parallel_degree"
+/* Whether a key's feature is in this version: what the schema says. Moves of one that is not are not
+ * among advise_moves. */
+bool advise_has(const char *key);
+/* Keys that change memory too, in this version or not: i from 0; NULL past the end. */
+const char *advise_later(int i, const char **why);
 
 /* The spec with the edits; resolved for the same ranks (or those of an edit of `workers`). *out is to be
  * released with advise_spec_free. */

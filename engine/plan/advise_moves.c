@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/spec_schema.h"
 #include "engine/plan/advise_int.h"
 
 #define LL(v) ((long long)(v))
@@ -16,6 +17,9 @@
 #define SHARD P "data_parallel_shard_degree"
 #define LOCAL "training.local_batch_size"
 #define GLOBAL "training.global_batch_size"
+#define EVERY "activation_checkpoint.every"
+#define CHUNK "loss.chunk_tokens"
+#define SEQUENCE P "sequence_parallel"
 
 /* ---- values as text ---- */
 
@@ -34,6 +38,11 @@ static void wrap_text(const struct zt_spec *s, char *buf, size_t n) {
         snprintf(buf, n, "%s", s->parallelism.wrap == ZT_WRAP_PART ? "part" : "block");
 }
 
+static const char *recompute_name(enum zt_recompute r) {
+    static const char *const names[] = {"none", "selective", "full"};
+    return names[r];
+}
+
 static const char *truth(bool b) { return b ? "true" : "false"; }
 
 static void value_text(const struct zt_spec *s, const char *key, char *buf, size_t n) {
@@ -44,14 +53,15 @@ static void value_text(const struct zt_spec *s, const char *key, char *buf, size
         {"workers", s->workers},
         {REPLICATE, s->parallelism.replicate},
         {SHARD, s->parallelism.shard},
-        {P "tensor_parallel_degree", s->parallelism.tensor},
+        {ADVISE_TENSOR, s->parallelism.tensor},
         {P "prefetch", s->parallelism.prefetch},
         {P "max_inflight_reduces", s->parallelism.max_inflight_reduces},
         {P "persistence_threshold", s->parallelism.persistence_threshold},
         {LOCAL, s->training.local_batch_size},
         {GLOBAL, s->training.global_batch_size},
         {"training.seq_len", s->training.seq_len},
-        {"loss.chunk_tokens", s->loss.chunk_tokens},
+        {CHUNK, s->loss.chunk_tokens},
+        {EVERY, s->activation_checkpoint.every},
     };
     const struct {
         const char *key, *value;
@@ -61,8 +71,8 @@ static void value_text(const struct zt_spec *s, const char *key, char *buf, size
         {P "no_sync", truth(s->parallelism.no_sync)},
         {"precision.recipe", s->precision.recipe},
         {"precision.reduce_dtype", zt_dtype_name(s->precision.reduce_dtype)},
-        {"activation_checkpoint.mode",
-         s->activation_checkpoint.mode == ZT_RECOMPUTE_NONE ? "none" : "?"},
+        {SEQUENCE, truth(s->parallelism.sequence_parallel)},
+        {ADVISE_RECOMPUTE, recompute_name(s->activation_checkpoint.mode)},
     };
     buf[0] = '\0';
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -265,6 +275,70 @@ static void gather_more(struct moves *l) {
         one(l, P "no_sync", "true", "gradients are reduced once for all micro-steps");
 }
 
+/* ---- what layers keep ---- */
+
+static void recompute_more(struct moves *l) {
+    static const char *const why[] = {
+        [ZT_RECOMPUTE_SELECTIVE] = "norms and activation functions are computed again in backward",
+        [ZT_RECOMPUTE_FULL] = "of a block its input alone is kept, all else is computed again"};
+    const int now = (int)l->s->activation_checkpoint.mode;
+    if (!advise_has(ADVISE_RECOMPUTE)) return;
+    for (int r = now + 1; r <= ZT_RECOMPUTE_FULL; r++)
+        one(l, ADVISE_RECOMPUTE, recompute_name((enum zt_recompute)r), why[r]);
+    if (now != ZT_RECOMPUTE_NONE && l->s->activation_checkpoint.every > 1 && advise_has(EVERY))
+        one(l, EVERY, "1", "every block is computed again");
+}
+
+static void recompute_less(struct moves *l) {
+    const int now = (int)l->s->activation_checkpoint.mode;
+    if (!advise_has(ADVISE_RECOMPUTE)) return;
+    for (int r = now - 1; r >= ZT_RECOMPUTE_NONE; r--)
+        one(l, ADVISE_RECOMPUTE, recompute_name((enum zt_recompute)r),
+            "less is computed again in backward");
+    if (now != ZT_RECOMPUTE_NONE && advise_has(EVERY) &&
+        l->s->activation_checkpoint.every < l->s->model.layers)
+        edit(add(l, "fewer blocks are computed again"), l->s, EVERY, false, "%lld",
+             LL(l->s->activation_checkpoint.every + 1));
+}
+
+static void loss_in_chunks(struct moves *l) {
+    static const int64_t sizes[] = {1024, 256};
+    const int64_t now = l->s->loss.chunk_tokens;
+    int64_t most = l->s->training.local_batch_size * l->s->training.seq_len;
+    if (!advise_has(CHUNK)) return;
+    if (now > 0 && now < most) most = now;
+    for (int i = 0; i < 2; i++)
+        if (sizes[i] < most)
+            edit(add(l, "logits and their gradient are there a chunk at a time"), l->s, CHUNK,
+                 false, "%lld", LL(sizes[i]));
+}
+
+/* ---- tensor parallelism ---- */
+
+/* Ranks of one host that then share the data: as many fewer shards, or replicas, at the same
+ * global batch. up: times as many; else a so-manieth. */
+static void tensor_move(struct moves *l, int times, bool up, const char *why) {
+    const struct zt_spec *s = l->s;
+    const bool shards = s->parallelism.mode != ZT_DDP;
+    const int now = shards ? s->parallelism.shard : s->parallelism.replicate;
+    const int t = s->parallelism.tensor;
+    if (up ? now % times : t % times) return;
+    struct move *m = add(l, why);
+    edit(m, s, ADVISE_TENSOR, false, "%d", up ? t * times : t / times);
+    edit(m, s, shards ? SHARD : REPLICATE, !l->g.degrees, "%d", up ? now / times : now * times);
+    edit(m, s, GLOBAL, l->g.global_batch, "%lld", LL(s->training.global_batch_size));
+}
+
+static void cut_layers(struct moves *l) {
+    const struct zt_spec *s = l->s;
+    if (!advise_has(ADVISE_TENSOR)) return;
+    for (int times = 2; times <= 8 && (l->per_host <= 0 || times <= l->per_host); times *= 2)
+        tensor_move(l, times, true,
+                    "each layer's matrices and activations are cut over ranks that share the data");
+    if (s->parallelism.tensor > 1 && !s->parallelism.sequence_parallel && advise_has(SEQUENCE))
+        one(l, SEQUENCE, "true", "what norms and residuals keep is cut too");
+}
+
 /* ---- batches, formats ---- */
 
 /* `accumulation` micro-steps of `local` sequences: the same global batch. */
@@ -331,7 +405,8 @@ static void smaller_formats(struct moves *l) {
 
 int advise_moves(const struct zt_spec *s, struct given g, int ranks_per_host, enum direction d,
                  struct move *out) {
-    struct moves l = {s, g, ranks_per_host, 0, out};
+    const int t = s->parallelism.tensor; /* of one host's ranks so many share the data */
+    struct moves l = {s, g, ranks_per_host > t ? ranks_per_host / t : ranks_per_host, 0, out};
     bool ranks = dp_of(s) > 1;
     if (d == MORE_SPEED) {
         cut_less(&l);
@@ -347,6 +422,9 @@ int advise_moves(const struct zt_spec *s, struct given g, int ranks_per_host, en
             one(&l, P "wrap", "block", "one collective a block");
         if (ranks && s->parallelism.wrap == ZT_WRAP_BLOCK && s->model.layers > 1)
             one(&l, P "wrap", "2", "one collective for two blocks");
+        recompute_less(&l);
+        if (s->loss.chunk_tokens > 0) one(&l, CHUNK, "0", "logits at once");
+        if (t > 1) tensor_move(&l, 2, false, "layers are cut over fewer ranks");
         larger_batches(&l);
         return l.n;
     }
@@ -359,6 +437,9 @@ int advise_moves(const struct zt_spec *s, struct given g, int ranks_per_host, en
     if (ranks && s->parallelism.overlap)
         one(&l, P "overlap", "false",
             "each collective is waited for, so that none holds memory beside computation");
+    recompute_more(&l);
+    loss_in_chunks(&l);
+    cut_layers(&l);
     smaller_batches(&l);
     smaller_formats(&l);
     return l.n;
@@ -389,26 +470,25 @@ void advise_shorter(const struct zt_spec *s, int64_t by, struct move *out) {
     edit(out, s, "training.seq_len", false, "%lld", LL(s->training.seq_len / by));
 }
 
-bool advise_later(int i, const struct zt_spec *s, struct move *out) {
-    static const struct {
-        const char *key, *to, *why;
-    } later[] = {
-        {"activation_checkpoint.mode", "full",
-         "keeps the inputs of blocks alone and computes the rest again in backward"},
-        {"loss.chunk_tokens", "1024", "logits and their gradient a chunk at a time"},
-        {P "tensor_parallel_degree", "2", "each layer's matrices are cut over ranks of one host"},
-    };
-    if (i < 0 || i >= (int)(sizeof later / sizeof later[0])) return false;
-    memset(out, 0, sizeof *out);
-    out->why = later[i].why;
-    edit(out, s, later[i].key, false, "%s", later[i].to);
-    if (strcmp(later[i].key, P "tensor_parallel_degree") ==
-        0) { /* ranks that then share the data */
-        bool shards = s->parallelism.shard % 2 == 0;
-        edit(out, s, shards ? SHARD : REPLICATE, false, "%d",
-             (shards ? s->parallelism.shard : s->parallelism.replicate) / 2);
-    }
+bool advise_has(const char *key) {
+    const struct zt_not_yet *no;
+    for (int i = 0; (no = zt_schema_not_yet(i)) != NULL; i++)
+        if (strcmp(no->path, key) == 0) return false;
     return true;
+}
+
+const char *advise_later(int i, const char **why) {
+    static const struct {
+        const char *key, *why;
+    } later[] = {
+        {ADVISE_RECOMPUTE,
+         "keeps the inputs of blocks alone and computes the rest again in backward"},
+        {CHUNK, "logits and their gradient a chunk at a time"},
+        {ADVISE_TENSOR, "each layer's matrices are cut over ranks of one host"},
+    };
+    if (i < 0 || i >= (int)(sizeof later / sizeof later[0])) return NULL;
+    *why = later[i].why;
+    return later[i].key;
 }
 
 /* ---- a spec with edits ---- */
@@ -476,6 +556,10 @@ enum zt_advise_effect advise_effect(const struct zt_spec *a, const struct zt_spe
         return ZT_EFFECT_FORMAT;
     if (a->workers != b->workers) return ZT_EFFECT_WORKERS;
     if (a->training.local_batch_size != b->training.local_batch_size || nests(a) != nests(b))
+        return ZT_EFFECT_ROUNDING;
+    if (a->loss.chunk_tokens != b->loss.chunk_tokens ||
+        a->parallelism.tensor != b->parallelism.tensor ||
+        a->parallelism.sequence_parallel != b->parallelism.sequence_parallel)
         return ZT_EFFECT_ROUNDING;
     if (reduces_once(a) != reduces_once(b) && zt_spec_accumulation(a) > 1)
         return ZT_EFFECT_ROUNDING;

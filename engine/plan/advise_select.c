@@ -25,6 +25,15 @@ static const struct {
                            "more workers; offload (not in this version)"},
 };
 
+/* What features that came later make of a row, where the schema has them. */
+static const char *take_of(int row) {
+    if (row == ZT_SELECT_ACTIVATIONS && advise_has(ADVISE_RECOMPUTE))
+        return "activation checkpointing, a smaller local_batch_size, 16-bit activations";
+    if (row == ZT_SELECT_LAYER && advise_has(ADVISE_TENSOR))
+        return "tensor parallelism, wrap: part";
+    return table[row].take;
+}
+
 struct picks {
     struct search *s;
     struct zt_selection *out;
@@ -43,20 +52,26 @@ static void set_number(struct zt_advise_edit *e, int *n, const char *key, int64_
     set(e, n, key, text);
 }
 
-/* The base in a mode; with alone, one sequence at a time and nothing gathered ahead. */
-static int plan_mode(struct picks *p, enum zt_mode mode, int replicate, bool alone,
+enum as { AS_IT_IS = 0, CHECKPOINTED, ALONE, ALONE_ON_TWO };
+
+/* The base in a mode, as it is; with blocks recomputed; one sequence at a time and nothing gathered
+ * ahead; so, and each layer cut over two ranks. */
+static int plan_mode(struct picks *p, enum zt_mode mode, int replicate, enum as as,
                      struct zt_advise_figures *f, char *why, size_t n, struct zt_error *err) {
+    const int dp = as == ALONE_ON_TWO ? p->dp / 2 : p->dp;
     struct zt_advise_edit e[ZT_ADVISE_EDITS] = {0};
     struct zt_spec *spec = NULL;
     struct zt_error bad = {0};
     int k = 0;
     set(e, &k, "parallelism.mode", zt_mode_name(mode));
     set_number(e, &k, "parallelism.data_parallel_replicate_degree",
-               mode == ZT_DDP ? p->dp : replicate);
+               mode == ZT_DDP ? dp : replicate);
     set_number(e, &k, "parallelism.data_parallel_shard_degree",
-               mode == ZT_DDP ? 1 : p->dp / replicate);
+               mode == ZT_DDP ? 1 : dp / replicate);
     if (mode == ZT_ZERO2) set(e, &k, "parallelism.no_sync", "false");
-    if (alone) {
+    if (as == CHECKPOINTED) set(e, &k, ADVISE_RECOMPUTE, "full");
+    if (as == ALONE_ON_TWO) set_number(e, &k, ADVISE_TENSOR, 2 * p->base->parallelism.tensor);
+    if (as >= ALONE) {
         set_number(e, &k, "training.local_batch_size", 1);
         set(e, &k, "parallelism.prefetch", "0");
         set(e, &k, "parallelism.reshard_after_forward", "true");
@@ -97,7 +112,8 @@ static int whole_to_cut(struct picks *p, struct zt_error *err) {
             snprintf(r->numbers, sizeof r->numbers, "one rank: there is nobody to share with");
             continue;
         }
-        int rc = plan_mode(p, modes[i], 1, false, &r->figures, r->numbers, sizeof r->numbers, err);
+        int rc =
+            plan_mode(p, modes[i], 1, AS_IT_IS, &r->figures, r->numbers, sizeof r->numbers, err);
         if (rc == ZT_ENOMEM) return rc;
         r->planned = rc == 0;
         if (!r->planned) continue;
@@ -109,7 +125,7 @@ static int whole_to_cut(struct picks *p, struct zt_error *err) {
     struct zt_advise_figures f;
     char why[8];
     if (cut->planned && !cut->figures.fits &&
-        !plan_mode(p, ZT_ZERO3, 1, false, &f, why, sizeof why, err) && f.fits) {
+        !plan_mode(p, ZT_ZERO3, 1, AS_IT_IS, &f, why, sizeof why, err) && f.fits) {
         cut->figures = f; /* without the root kept */
         say_state(p, cut);
         cut->holds = !found;
@@ -124,7 +140,7 @@ static int hybrid(struct picks *p, struct zt_error *err) {
         snprintf(r->numbers, sizeof r->numbers, "all ranks are on one host, or hosts are not full");
         return 0;
     }
-    int rc = plan_mode(p, ZT_FSDP, p->dp / p->per_host, false, &r->figures, r->numbers,
+    int rc = plan_mode(p, ZT_FSDP, p->dp / p->per_host, AS_IT_IS, &r->figures, r->numbers,
                        sizeof r->numbers, err);
     if (rc) return rc == ZT_ENOMEM ? rc : 0;
     r->planned = true;
@@ -148,12 +164,25 @@ static int hybrid(struct picks *p, struct zt_error *err) {
     return 0;
 }
 
-static void activations(struct picks *p) {
+/* What a row's remedy would make of the peak. */
+static int remedy(struct picks *p, struct zt_selection_row *r, enum zt_mode mode, enum as as,
+                  const char *what, struct zt_error *err) {
+    struct zt_advise_figures f;
+    char why[8];
+    size_t used = strlen(r->numbers);
+    int rc = plan_mode(p, mode, 1, as, &f, why, sizeof why, err);
+    if (rc) return rc == ZT_ENOMEM ? rc : 0;
+    snprintf(r->numbers + used, sizeof r->numbers - used, "; with %s peak reserved %s", what,
+             BYTES(f.peak_reserved_bytes));
+    return 0;
+}
+
+static int activations(struct picks *p, struct zt_error *err) {
     struct zt_selection_row *r = &p->out->row[ZT_SELECT_ACTIVATIONS];
     const struct zt_selection_row *of = &p->out->row[p->dp > 1 ? ZT_SELECT_CUT : ZT_SELECT_DDP];
     if (!of->planned) {
         snprintf(r->numbers, sizeof r->numbers, "no plan in the mode that cuts most");
-        return;
+        return 0;
     }
     const int64_t *at = of->figures.at_peak;
     int64_t a = at[ZT_TAG_ACTIVATIONS] + at[ZT_TAG_TEMPORARY],
@@ -163,12 +192,14 @@ static void activations(struct picks *p) {
              "in %s activations and temporary buffers are %s of %s at the peak (%.0f %%)",
              p->dp > 1 ? "fsdp" : "ddp", BYTES(a), BYTES(all),
              all > 0 ? 100.0 * (double)a / (double)all : 0.0);
+    if (!r->holds || !advise_has(ADVISE_RECOMPUTE)) return 0;
+    return remedy(p, r, p->dp > 1 ? ZT_FSDP : ZT_DDP, CHECKPOINTED, "full checkpointing", err);
 }
 
 static int layer_and_state(struct picks *p, struct zt_error *err) {
     struct zt_selection_row *l = &p->out->row[ZT_SELECT_LAYER],
                             *o = &p->out->row[ZT_SELECT_OFFLOAD];
-    int rc = plan_mode(p, ZT_ZERO3, 1, true, &l->figures, l->numbers, sizeof l->numbers, err);
+    int rc = plan_mode(p, ZT_ZERO3, 1, ALONE, &l->figures, l->numbers, sizeof l->numbers, err);
     if (rc) {
         snprintf(o->numbers, sizeof o->numbers, "%s", l->numbers);
         return rc == ZT_ENOMEM ? rc : 0;
@@ -183,7 +214,8 @@ static int layer_and_state(struct picks *p, struct zt_error *err) {
         BYTES(beside), BYTES(state), BYTES(l->figures.peak_reserved_bytes), BYTES(p->s->budget));
     snprintf(o->numbers, sizeof o->numbers, "a rank's share of the state in zero3 is %s of %s",
              BYTES(state), BYTES(p->s->budget));
-    return 0;
+    if (!l->holds || !advise_has(ADVISE_TENSOR) || p->dp % 2) return 0;
+    return remedy(p, l, ZT_ZERO3, ALONE_ON_TWO, "each layer over two ranks", err);
 }
 
 int zt_advise_select(const struct zt_advise_config *c, struct zt_selection *out,
@@ -196,17 +228,18 @@ int zt_advise_select(const struct zt_advise_config *c, struct zt_selection *out,
     if (rc) return rc;
     for (int i = 0; i < ZT_SELECT_ROWS; i++) {
         out->row[i].premise = table[i].premise;
-        out->row[i].take = table[i].take;
+        out->row[i].take = take_of(i);
     }
     out->limit_bytes = s.limit;
     out->budget_bytes = s.budget;
     p.dp = zt_mesh_dp(zt_spec_mesh(p.base));
     p.per_host = c->plan.ranks_per_host ? c->plan.ranks_per_host : c->plan.device->ranks_per_host;
+    p.per_host /= p.per_host > p.base->parallelism.tensor ? p.base->parallelism.tensor : 1;
     rc = whole_to_cut(&p, err);
     if (!rc) rc = hybrid(&p, err);
     if (rc) return rc;
-    activations(&p);
-    rc = layer_and_state(&p, err);
+    rc = activations(&p, err);
+    if (!rc) rc = layer_and_state(&p, err);
     for (int i = ZT_SELECT_ROWS - 1; i >= 0; i--)
         if (out->row[i].holds) out->first = i;
     out->n_plans = s.n_plans;

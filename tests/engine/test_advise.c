@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/spec_schema.h"
 #include "engine/plan/advise_int.h"
 
 #define FILE_OF(training, parallelism)                                                             \
@@ -225,6 +226,30 @@ Test(advise, two_changes_where_one_is_not_enough) {
     zt_advice_free(a);
 }
 
+static const char *const features[] = {"activation_checkpoint.mode", "loss.chunk_tokens",
+                                       "parallelism.tensor_parallel_degree"};
+
+static bool refused(const char *key) {
+    const struct zt_not_yet *no;
+    for (int i = 0; (no = zt_schema_not_yet(i)); i++)
+        if (strcmp(no->path, key) == 0) return true;
+    return false;
+}
+
+/* What the schema has is tried, in a mesh that can take it; what it has not is not offered. */
+Test(advise, features_are_tried_when_the_schema_has_them) {
+    static const char yaml[] = FILE_OF("local_batch_size: 16, global_batch_size: 64", "mode: fsdp");
+    struct move moves[MOVES_MAX];
+    struct zt_spec *s = spec_of(yaml, 4);
+    int n = advise_moves(s, advise_given(s), 4, LESS_MEMORY, moves);
+    for (int i = 0; i < 3; i++) {
+        bool tried = false;
+        for (int k = 0; k < n; k++) tried |= strcmp(moves[k].edit[0].key, features[i]) == 0;
+        cr_assert_eq(tried, !refused(features[i]), "%s", features[i]);
+    }
+    done(s);
+}
+
 Test(advise, nothing_fits) {
     struct zt_advice *a = advice(PLAIN, 4, 0, 2 * MIB);
     struct zt_spec *s = spec_of(PLAIN, 4);
@@ -237,7 +262,12 @@ Test(advise, nothing_fits) {
     cr_assert_lt(a->smallest.figures.peak_reserved_bytes, a->base.peak_reserved_bytes / 2);
     cr_assert_eq(a->smallest.figures.workers, 4);
     holds(PLAIN, 4, 0, 2 * MIB, &a->smallest, false);
-    for (int i = 0; i < a->n_later; i++) cr_assert(a->later[i].key[0] && a->later[i].why);
+    for (int i = 0; i < 3; i++) { /* named while the schema refuses it, and no longer */
+        bool named = false;
+        for (int k = 0; k < a->n_later; k++)
+            named |= strcmp(a->later[k].key, features[i]) == 0 && a->later[k].why;
+        cr_assert_eq(named, refused(features[i]), "%s", features[i]);
+    }
     cr_assert_eq(zt_advise_first(&c, text, sizeof text, &e), ZT_ENOTFOUND);
     cr_assert(strstr(e.msg, "none fits"), "%s", e.msg);
     zt_advice_free(a);
@@ -263,7 +293,8 @@ Test(advise, room_for_speed) {
     cr_assert_gt(a->reserve.n_edits, 0);
     cr_assert_leq((double)a->reserve.figures.peak_allocated_bytes,
                   0.9 * (double)a->base.peak_allocated_bytes);
-    cr_assert_eq(a->reserve.effect, ZT_EFFECT_NONE); /* a mode, though it was looked at for speed before */
+    cr_assert_eq(a->reserve.effect,
+                 ZT_EFFECT_NONE); /* a mode, though it was looked at for speed before */
     holds(PLAIN, 4, 0, budget, &a->reserve, true);
     zt_advice_free(a);
 }
