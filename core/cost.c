@@ -51,18 +51,18 @@ struct zt_cost_work zt_work_gemm(int64_t M, int64_t N, int64_t K, enum zt_dtype 
                                  .side = least(M, N, K)};
 }
 
-/* Forward: two products of T x T x D per head, half of them masked. Backward: five, twice the bytes
- * and the output besides. */
-struct zt_cost_work zt_work_attention(bool backward, int64_t B, int64_t T, int64_t H, int64_t D,
-                                      enum zt_dtype t) {
+/* Forward: two products of T x T x D per head, half of them masked; q and out, k and v move.
+ * Backward: five products; q, out and their gradients, k, v and theirs. */
+struct zt_cost_work zt_work_attention(bool backward, int64_t B, int64_t T, int64_t H, int64_t KV,
+                                      int64_t D, enum zt_dtype t) {
     double rows = (double)B * (double)T, square = rows * (double)T * (double)(H * D);
-    double row = rows * (double)(H * D) * (double)zt_dtype_size(t);
+    double heads = rows * (double)((H + KV) * D) * (double)zt_dtype_size(t);
     double lse = rows * (double)H * 4;
     return (struct zt_cost_work){.class_ = backward ? ZT_COST_ATTENTION_BACKWARD
                                                     : ZT_COST_ATTENTION_FORWARD,
                                  .type = t,
                                  .flops = (backward ? 5 : 2) * square,
-                                 .bytes = (backward ? 8 : 4) * row + lse,
+                                 .bytes = (backward ? 4 : 2) * heads + lse,
                                  .side = (double)T,
                                  .head = (double)D};
 }

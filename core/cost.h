@@ -66,8 +66,9 @@ int64_t zt_cost_ns(const struct zt_cost_device *d, struct zt_cost_work w);
 /* Work by operator; letters and types as in kernels/ops.h. */
 struct zt_cost_work zt_work_gemm(int64_t M, int64_t N, int64_t K, enum zt_dtype t, enum zt_dtype ct,
                                  bool accumulate);
-struct zt_cost_work zt_work_attention(bool backward, int64_t B, int64_t T, int64_t H, int64_t D,
-                                      enum zt_dtype t);
+/* Causal: half of the products. Neither what starts mask nor the draws of dropout are in it. */
+struct zt_cost_work zt_work_attention(bool backward, int64_t B, int64_t T, int64_t H, int64_t KV,
+                                      int64_t D, enum zt_dtype t);
 /* bytes that are read or written in all */
 struct zt_cost_work zt_work_bytes(double bytes);
 struct zt_cost_work zt_work_random(int64_t n, enum zt_dtype t);

@@ -59,6 +59,32 @@ struct zt_adamw_buffers {
     enum zt_dtype grad_type;
 };
 
+/* Dropout by counter: element e of a stream draws word e % 4 of zt_rng_words(seed, ZT_RNG_DROPOUT,
+ * step, site, e / 4) and is dropped when that is below (uint32_t)(p 2^32); what is kept is
+ * multiplied by 1 / (1 - p). So forward, backward and a recomputation drop the same, whatever the
+ * threads, tiles or ranks. 0 <= p < 1; p = 0: none. site < 2^24: the place in the model. */
+struct zt_dropout {
+    float p;
+    uint64_t seed;
+    uint32_t step, site;
+};
+
+/* Causal attention with grouped queries. q [B*T, H, D], k and v [B*T, KV, D], each with its own
+ * distance between rows in elements, so that parts of one fused buffer and separate buffers both
+ * do; dq, dk and dv have the distances of q, k and v. Query head h reads key-value head
+ * h / (H / KV). Position t of a sequence attends to starts[row] .. t, where 0 <= starts[row] <= t:
+ * the first position of the document it belongs to. Dropout is on the probabilities, of element
+ * ((sample heads_all + head) T + query) T4 + key, T4 = T rounded up to a multiple of 4; row b of the
+ * batch is sample first_sample + b sample_stride (0 reads as 1), heads count from first_head. */
+struct zt_attention {
+    int64_t B, T, H, KV, D; /* of this rank; KV divides H */
+    int64_t q_row, k_row, v_row;
+    const int32_t *starts; /* [B*T] in device memory, or NULL: all 0 */
+    struct zt_dropout dropout;
+    /* this rank's place among all, for dropout alone */
+    int64_t first_sample, sample_stride, first_head, heads_all;
+};
+
 struct zt_ops {
     const char *device; /* "cpu", "cuda", "sim" */
 
@@ -139,18 +165,20 @@ struct zt_ops {
                            void *product, const void *gate, const void *up, const void *dout,
                            int64_t n, struct zt_error *err);
 
-    /* Causal attention, tiled with online softmax: no T x T matrix exists. qkv [B,T,3,H,D] (fused,
-     * q then k then v in a row), out [B,T,H,D], lse [B,H,T] = log-sum-exp of the scaled scores.
-     * softmax scale = 1/sqrt(D). */
-    size_t (*attention_workspace)(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);
+    /* Tiled with online softmax: no T x T matrix exists. out [B*T, H, D] dense, lse [B,H,T] =
+     * log-sum-exp of the scaled scores, without dropout. softmax scale = 1/sqrt(D). Tiles that are
+     * masked whole, above the diagonal or before all starts, cost nothing. The workspaces depend on
+     * the shape in `a` alone. dk and dv sum over the heads of a group in their order. ZT_EINVAL:
+     * sizes, distances or p that cannot be; ZT_EDATA names the row of a start outside [0, t]. */
+    size_t (*attention_workspace)(const struct zt_attention *a, enum zt_dtype t);
     int (*attention_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
-                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
-                             void *workspace, struct zt_error *err);
-    size_t (*attention_backward_workspace)(int64_t B, int64_t T, int64_t H, int64_t D,
-                                           enum zt_dtype t);
-    int (*attention_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
-                              const void *qkv, const void *out, const float *lse, int64_t B,
-                              int64_t T, int64_t H, int64_t D, void *workspace, struct zt_error *err);
+                             const void *q, const void *k, const void *v,
+                             const struct zt_attention *a, void *workspace, struct zt_error *err);
+    size_t (*attention_backward_workspace)(const struct zt_attention *a, enum zt_dtype t);
+    int (*attention_backward)(struct zt_ops_ctx *x, enum zt_dtype t, void *dq, void *dk, void *dv,
+                              const void *dout, const void *q, const void *k, const void *v,
+                              const void *out, const float *lse, const struct zt_attention *a,
+                              void *workspace, struct zt_error *err);
 
     /* Softmax cross-entropy fused in place: logits[N,V] become dlogits = scale (softmax - onehot)
      * when `backward`, else are left undefined. losses[N] fp32 (0 where target = -1). Rows with

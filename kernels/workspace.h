@@ -18,6 +18,6 @@ size_t zt_layernorm_backward_workspace(int64_t N, int64_t C);
 size_t zt_rmsnorm_backward_workspace(int64_t N, int64_t C);
 size_t zt_embedding_backward_workspace(int64_t N, enum zt_dtype gt);
 /* Causal attention keeps its tiles in registers and per-thread scratch: none. */
-size_t zt_attention_workspace(int64_t B, int64_t T, int64_t H, int64_t D, enum zt_dtype t);
+size_t zt_attention_workspace(const struct zt_attention *a, enum zt_dtype t);
 
 #endif

@@ -57,15 +57,24 @@ static void add_gemm(struct list *l, enum zt_dtype t, int64_t rows, int64_t in, 
     }
 }
 
+/* On q, k and v side by side, as GPT-2 has them. */
+static struct zt_attention attention_of(const int64_t s[4])
+{
+    const int64_t row = 3 * s[2] * s[3];
+    return (struct zt_attention){.B = s[0], .T = s[1], .H = s[2], .KV = s[2], .D = s[3],
+                                 .q_row = row, .k_row = row, .v_row = row};
+}
+
 static void add_attention(struct list *l, enum zt_dtype t, int64_t B, int64_t T, int64_t H, int64_t D)
 {
     for (int backward = 0; backward < 2; backward++) {
         struct cal_case *c = add(l, backward ? "attention_backward" : "attention_forward", "causal",
-                                 zt_work_attention(backward, B, T, H, D, t));
+                                 zt_work_attention(backward, B, T, H, H, D, t));
         shape(c, 4, B, T, H, D);
         c->operand = c->output = 3 * B * T * H * D;
-        c->workspace = backward ? zt_ops_cpu()->attention_backward_workspace(B, T, H, D, t)
-                                : zt_ops_cpu()->attention_workspace(B, T, H, D, t);
+        const struct zt_attention a = attention_of(c->shape);
+        c->workspace = backward ? zt_ops_cpu()->attention_backward_workspace(&a, t)
+                                : zt_ops_cpu()->attention_workspace(&a, t);
     }
 }
 
@@ -257,6 +266,20 @@ static int call_rows(struct zt_ops_ctx *x, const struct buffers *b, const struct
     return o->cross_entropy(x, t, out, b->side[3], b->targets, N, C, 1.0f / (float)N, true, err);
 }
 
+/* in: q, k, v; other: gradients and results of a forward */
+static int call_attention(struct zt_ops_ctx *x, const struct cal_case *c, char *in, void *other, char *out,
+                          void *const *side, void *work, struct zt_error *err)
+{
+    const struct zt_ops *o = zt_ops_cpu();
+    const struct zt_attention a = attention_of(c->shape);
+    const size_t part = (size_t)(a.H * a.D) * zt_dtype_size(c->type);
+    if (!strcmp(c->op, "attention_forward")) {
+        return o->attention_forward(x, c->type, out, side[0], in, in + part, in + 2 * part, &a, work, err);
+    }
+    return o->attention_backward(x, c->type, out, out + part, out + 2 * part, other, in, in + part, in + 2 * part,
+                                 other, side[2], &a, work, err);
+}
+
 static int call(struct zt_ops_ctx *x, const struct buffers *b, const struct cal_case *c, struct zt_error *err)
 {
     const struct zt_ops *o = zt_ops_cpu();
@@ -268,12 +291,8 @@ static int call(struct zt_ops_ctx *x, const struct buffers *b, const struct cal_
         enum zt_gemm_op op = c->how[0] == 'f' ? ZT_GEMM_FWD : c->how[1] == 'x' ? ZT_GEMM_DX : ZT_GEMM_DW;
         return o->gemm(x, op, s[0], s[1], s[2], t, in, other, NULL, out, t, false, work, err);
     }
-    if (!strcmp(c->op, "attention_forward")) {
-        return o->attention_forward(x, t, out, b->side[0], in, s[0], s[1], s[2], s[3], work, err);
-    }
-    if (!strcmp(c->op, "attention_backward")) {
-        return o->attention_backward(x, t, out, other, in, other, b->side[2], s[0], s[1], s[2], s[3],
-                                     work, err);
+    if (!strncmp(c->op, "attention_", 10)) {
+        return call_attention(x, c, in, other, out, b->side, work, err);
     }
     if (!strcmp(c->op, "rows")) {
         return call_rows(x, b, c, err);

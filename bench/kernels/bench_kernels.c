@@ -97,32 +97,43 @@ static void bench_gemm(int64_t rows, int64_t out, int64_t in) {
 }
 
 struct attention {
-    int64_t B, T, H, D;
-    float *qkv, *out, *lse, *dout, *dqkv;
+    struct zt_attention a;
+    float *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv;
 };
 
 static void run_attention_forward(void *arg) {
-    const struct attention *a = arg;
-    must(ops->attention_forward(ctx, ZT_F32, a->out, a->lse, a->qkv, a->B, a->T, a->H, a->D, NULL,
-                                &err));
+    const struct attention *t = arg;
+    must(ops->attention_forward(ctx, ZT_F32, t->out, t->lse, t->q, t->k, t->v, &t->a, NULL, &err));
 }
 
 static void run_attention_backward(void *arg) {
-    const struct attention *a = arg;
-    must(ops->attention_backward(ctx, ZT_F32, a->dqkv, a->dout, a->qkv, a->out, a->lse, a->B, a->T,
-                                 a->H, a->D, NULL, &err));
+    const struct attention *t = arg;
+    must(ops->attention_backward(ctx, ZT_F32, t->dq, t->dk, t->dv, t->dout, t->q, t->k, t->v,
+                                 t->out, t->lse, &t->a, NULL, &err));
 }
 
+/* q, k and v side by side, as GPT-2 has them */
 static void bench_attention(int64_t B, int64_t T, int64_t H, int64_t D) {
-    const int64_t n = B * T * H * D;
-    struct attention a = {B, T, H, D, data(3 * n), data(n), data(B * T * H), data(n), data(3 * n)};
+    const int64_t part = H * D, row = 3 * part, n = B * T * part;
+    float *qkv = data(3 * n), *dqkv = data(3 * n);
+    struct attention a = {{.B = B, .T = T, .H = H, .KV = H, .D = D},
+                          qkv,
+                          qkv + part,
+                          qkv + 2 * part,
+                          data(n),
+                          data(B * T * H),
+                          data(n),
+                          dqkv,
+                          dqkv + part,
+                          dqkv + 2 * part};
+    a.a.q_row = a.a.k_row = a.a.v_row = row;
     const double flop = 2.0 * (double)(B * H * T) * (double)(T + 1) * (double)D;
     char shape[64];
     snprintf(shape, sizeof shape, "B%lld T%lld H%lld D%lld", (long long)B, (long long)T,
              (long long)H, (long long)D);
     report("attention_forward", shape, best(run_attention_forward, &a), flop, 0);
     report("attention_backward", shape, best(run_attention_backward, &a), 2.5 * flop, 0);
-    free(a.qkv), free(a.out), free(a.lse), free(a.dout), free(a.dqkv);
+    free(qkv), free(a.out), free(a.lse), free(a.dout), free(dqkv);
 }
 
 struct rows {

@@ -3,18 +3,38 @@
  * engine/model/model_int.h. */
 #include "engine/model/model_int.h"
 
+/* All queries have keys of their own; q, k and v are the three parts of a row of wide[0]. */
+static struct zt_attention attention_of(const struct zt_model *m, const struct zt_batch *b) {
+    const struct zt_model_config *c = &m->table->config;
+    return (struct zt_attention){.B = b->B,
+                                 .T = b->T,
+                                 .H = c->heads,
+                                 .KV = c->heads,
+                                 .D = c->head_dim,
+                                 .q_row = 3 * c->dim,
+                                 .k_row = 3 * c->dim,
+                                 .v_row = 3 * c->dim};
+}
+
+/* q, k or v: part 0, 1 or 2 */
+static void *part_of(const struct zt_model *m, void *wide, int part) {
+    const size_t at = (size_t)(part * m->table->config.dim);
+    return (char *)wide + at * zt_dtype_size(m->env.compute);
+}
+
 static int attention_forward(struct zt_model *m, const struct zt_batch *b, int h,
                              struct zt_error *err) {
-    const struct zt_model_config *c = &m->table->config;
+    const struct zt_attention a = attention_of(m, b);
     const struct zt_ops *ops = m->env.ops;
     struct zt_half *k = &m->halves[h];
     enum zt_dtype t = m->env.compute;
     void *workspace = NULL;
     int rc;
-    TRY(zt_model_workspace(m, ops->attention_workspace(b->B, b->T, c->heads, c->head_dim, t),
-                           "attention workspace", &workspace, err));
-    TRY(ops->attention_forward(m->env.ctx, t, k->mixed, k->lse, k->wide[0], b->B, b->T, c->heads,
-                               c->head_dim, workspace, err));
+    TRY(zt_model_workspace(m, ops->attention_workspace(&a, t), "attention workspace", &workspace,
+                           err));
+    TRY(ops->attention_forward(m->env.ctx, t, k->mixed, k->lse, k->wide[0],
+                               part_of(m, k->wide[0], 1), part_of(m, k->wide[0], 2), &a, workspace,
+                               err));
 out:
     zt_free(m->env.alloc, workspace);
     return rc;
@@ -42,7 +62,7 @@ out:
 
 static int attention_backward(struct zt_model *m, const struct zt_batch *b, int h,
                               struct zt_error *err) {
-    const struct zt_model_config *c = &m->table->config;
+    const struct zt_attention a = attention_of(m, b);
     const struct zt_ops *ops = m->env.ops;
     struct zt_half *k = &m->halves[h];
     const struct zt_half_form *f = k->form;
@@ -51,11 +71,12 @@ static int attention_backward(struct zt_model *m, const struct zt_batch *b, int 
     int rc;
     TRY(zt_model_buffer(m, b->B * b->T, f->in[0].width, t, ZT_TAG_TEMPORARY, f->in[0].gradient,
                         k->block, &m->dwide[0], err));
-    TRY(zt_model_workspace(m,
-                           ops->attention_backward_workspace(b->B, b->T, c->heads, c->head_dim, t),
-                           "attention workspace", &workspace, err));
-    TRY(ops->attention_backward(m->env.ctx, t, m->dwide[0], m->dmixed, k->wide[0], k->mixed, k->lse,
-                                b->B, b->T, c->heads, c->head_dim, workspace, err));
+    TRY(zt_model_workspace(m, ops->attention_backward_workspace(&a, t), "attention workspace",
+                           &workspace, err));
+    TRY(ops->attention_backward(m->env.ctx, t, m->dwide[0], part_of(m, m->dwide[0], 1),
+                                part_of(m, m->dwide[0], 2), m->dmixed, k->wide[0],
+                                part_of(m, k->wide[0], 1), part_of(m, k->wide[0], 2), k->mixed,
+                                k->lse, &a, workspace, err));
     zt_model_drop(m, &m->dmixed);
     zt_model_drop(m, &k->mixed);
     zt_model_drop(m, &k->lse);

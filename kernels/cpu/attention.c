@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/cpu/attention.c: cuts attention into units of work for the pool.
  *
- * Forward: a unit is a block of queries of one head. Backward: a unit is one head, whose tiles are
- * visited in one fixed order, so dq, dk and dv are added to in that order whatever the threads. */
+ * Forward: a unit is a block of queries of one head. Backward: a unit is a key-value head with the
+ * query heads of its group; heads and tiles are visited in one fixed order, so dq, dk and dv are
+ * added to in that order whatever the threads. */
 #include "kernels/cpu/cpu.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
 struct attention {
     struct zt_ops_ctx *x;
+    const struct zt_attention *a;
     enum zt_dtype t;
-    const void *qkv, *dout, *saved;
-    void *out, *dqkv;
+    const void *q, *k, *v, *dout, *saved;
+    void *out, *dq, *dk, *dv;
     float *lse;
-    int64_t B, T, H, D, blocks;
+    int64_t blocks, group; /* of queries; query heads of a key-value head */
+    struct zt_vec_dropout dropout;
 };
 
 /* Scratch of each thread: outside the device allocator (it depends on the threads). */
@@ -33,95 +37,156 @@ static int need_scratch(struct zt_ops_ctx *x, int64_t T, int64_t D, struct zt_er
     return ZT_OK;
 }
 
+static int check_shape(const char *op, const struct zt_attention *a, struct zt_error *err) {
+    if (a->B < 1 || a->T < 1 || a->D < 1 || a->KV < 1 || a->H < 1 || a->H % a->KV != 0)
+        return zt_fail(err, ZT_EINVAL,
+                       "%s: B %" PRId64 ", T %" PRId64 ", H %" PRId64 ", KV %" PRId64 ", D %" PRId64
+                       ": all are at least 1 and KV divides H",
+                       op, a->B, a->T, a->H, a->KV, a->D);
+    if (a->q_row < a->H * a->D || a->k_row < a->KV * a->D || a->v_row < a->KV * a->D)
+        return zt_fail(err, ZT_EINVAL,
+                       "%s: rows %" PRId64 ", %" PRId64 ", %" PRId64
+                       " elements apart do not hold the heads of q, k, v",
+                       op, a->q_row, a->k_row, a->v_row);
+    return ZT_OK;
+}
+
+static int check_starts(const char *op, const struct zt_attention *a, struct zt_error *err) {
+    for (int64_t row = 0; a->starts && row < a->B * a->T; row++)
+        if (a->starts[row] < 0 || a->starts[row] > row % a->T)
+            return zt_fail(err, ZT_EDATA,
+                           "%s: row %" PRId64 " attends from position %" PRId32
+                           ", which is outside [0, %" PRId64 "], its own",
+                           op, row, a->starts[row], row % a->T);
+    return ZT_OK;
+}
+
+/* All but `first`, which differs from head to head. */
+static int dropout_of(const char *op, const struct zt_attention *a, struct zt_vec_dropout *out,
+                      struct zt_error *err) {
+    const struct zt_dropout *d = &a->dropout;
+    *out = (struct zt_vec_dropout){.on = d->p > 0.0f};
+    if (!(d->p >= 0.0f && d->p < 1.0f))
+        return zt_fail(err, ZT_EINVAL, "%s: dropout %g is outside [0, 1)", op, (double)d->p);
+    if (!out->on) return ZT_OK;
+    if (a->first_sample < 0 || a->sample_stride < 0 || a->first_head < 0 ||
+        a->first_head + a->H > a->heads_all)
+        return zt_fail(err, ZT_EINVAL,
+                       "%s: dropout needs the place of the heads: %" PRId64 " from %" PRId64
+                       " of %" PRId64 ", sample %" PRId64 " and every %" PRId64,
+                       op, a->H, a->first_head, a->heads_all, a->first_sample, a->sample_stride);
+    out->threshold = (uint32_t)((double)d->p * 0x1p32);
+    out->factor = 1.0f / (1.0f - d->p);
+    out->seed = d->seed;
+    out->step = d->step;
+    out->quads = (a->T + 3) / 4;
+    return zt_cpu_stream(op, ZT_RNG_DROPOUT, d->site, &out->stream, err);
+}
+
+static int prepare(const char *op, struct attention *j, struct zt_error *err) {
+    const struct zt_attention *a = j->a;
+    int rc = zt_cpu_need_float(op, j->t, err);
+    if (rc == ZT_OK) rc = check_shape(op, a, err);
+    if (rc == ZT_OK) rc = check_starts(op, a, err);
+    if (rc == ZT_OK) rc = dropout_of(op, a, &j->dropout, err);
+    if (rc == ZT_OK) rc = need_scratch(j->x, a->T, a->D, err);
+    if (rc != ZT_OK) return rc;
+    j->blocks = (a->T + ZT_ATTENTION_BLOCK - 1) / ZT_ATTENTION_BLOCK;
+    j->group = a->H / a->KV;
+    return ZT_OK;
+}
+
+/* Query head `head` of all samples' heads; `after` is the one this thread probably takes next. */
 static struct zt_vec_attention head_of(const struct attention *j, int64_t head, int64_t after,
                                        int thread) {
-    const int64_t b = head / j->H, h = head % j->H;
-    const int64_t in = b * j->T * 3 * j->H * j->D + h * j->D, k = j->H * j->D;
-    const int64_t at = b * j->T * j->H * j->D + h * j->D;
-    struct zt_vec_attention a = {
-        .q = zt_cpu_at(j->qkv, in, j->t),
-        .k = zt_cpu_at(j->qkv, in + k, j->t),
-        .v = zt_cpu_at(j->qkv, in + 2 * k, j->t),
-        .lse = j->lse + head * j->T,
-        .stride = 3 * k,
-        .ostride = k,
-        .T = j->T,
-        .D = j->D,
-        .scale = (float)(1.0 / sqrt((double)j->D)),
+    const struct zt_attention *a = j->a;
+    const int64_t b = head / a->H, h = head % a->H, row = b * a->T, kv = h / j->group * a->D;
+    const int64_t q = row * a->q_row + h * a->D, out = (row * a->H + h) * a->D;
+    const int64_t k = row * a->k_row + kv, v = row * a->v_row + kv;
+    struct zt_vec_attention u = {
+        .q = zt_cpu_at(j->q, q, j->t),
+        .k = zt_cpu_at(j->k, k, j->t),
+        .v = zt_cpu_at(j->v, v, j->t),
+        .lse = j->lse + head * a->T,
+        .q_row = a->q_row,
+        .k_row = a->k_row,
+        .v_row = a->v_row,
+        .out_row = a->H * a->D,
+        .T = a->T,
+        .D = a->D,
+        .scale = (float)(1.0 / sqrt((double)a->D)),
+        .starts = a->starts ? a->starts + row : NULL,
+        .dropout = j->dropout,
         .scratch = j->x->scratch[thread],
     };
-    const int64_t next = after / j->H * j->T * 3 * k + after % j->H * j->D;
-    if (after < j->B * j->H) {
-        a.next_k = zt_cpu_at(j->qkv, next + k, j->t);
-        a.next_v = zt_cpu_at(j->qkv, next + 2 * k, j->t);
+    const int64_t sample = a->first_sample + b * (a->sample_stride ? a->sample_stride : 1);
+    const int64_t all = sample * a->heads_all + a->first_head + h;
+    u.dropout.first = (uint64_t)all * (uint64_t)(a->T * j->dropout.quads);
+    if (after < a->B * a->H) {
+        const int64_t next_row = after / a->H * a->T, next_kv = after % a->H / j->group * a->D;
+        u.next_k = zt_cpu_at(j->k, next_row * a->k_row + next_kv, j->t);
+        u.next_v = zt_cpu_at(j->v, next_row * a->v_row + next_kv, j->t);
     }
-    if (j->dqkv) {
-        a.out = zt_cpu_at(j->saved, at, j->t);
-        a.dout = zt_cpu_at(j->dout, at, j->t);
-        a.dq = zt_cpu_at(j->dqkv, in, j->t);
-        a.dk = zt_cpu_at(j->dqkv, in + k, j->t);
-        a.dv = zt_cpu_at(j->dqkv, in + 2 * k, j->t);
+    if (j->dq) {
+        u.out = zt_cpu_at(j->saved, out, j->t);
+        u.dout = zt_cpu_at(j->dout, out, j->t);
+        u.dq = zt_cpu_at(j->dq, q, j->t);
+        u.dk = zt_cpu_at(j->dk, k, j->t);
+        u.dv = zt_cpu_at(j->dv, v, j->t);
     } else {
-        a.o = zt_cpu_at(j->out, at, j->t);
+        u.o = zt_cpu_at(j->out, out, j->t);
     }
-    return a;
+    return u;
 }
 
 static void forward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
-    struct zt_vec_attention a =
+    struct zt_vec_attention u =
         head_of(j, unit / j->blocks, (unit + zt_pool_threads(j->x->pool)) / j->blocks, thread);
     /* A head's blocks follow each other, its keys stay in the cache; the last blocks have the most
      * keys, so the long units come first. */
-    j->x->vec->of[j->t].attention_forward(&a, j->blocks - 1 - unit % j->blocks);
+    j->x->vec->of[j->t].attention_forward(&u, j->blocks - 1 - unit % j->blocks);
 }
 
 static void backward_unit(void *arg, int64_t unit, int thread) {
     const struct attention *j = arg;
-    struct zt_vec_attention a = head_of(j, unit, unit + zt_pool_threads(j->x->pool), thread);
-    j->x->vec->of[j->t].attention_backward(&a);
+    const int64_t next = (unit + zt_pool_threads(j->x->pool)) * j->group;
+    for (int64_t i = 0; i < j->group; i++) {
+        const bool last = i == j->group - 1;
+        const int64_t head = unit * j->group + i;
+        struct zt_vec_attention u = head_of(j, head, last ? next : head, thread);
+        j->x->vec->of[j->t].attention_backward(&u, i == 0, last);
+    }
 }
 
 int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
-                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
-                             void *workspace, struct zt_error *err) {
+                             const void *q, const void *k, const void *v,
+                             const struct zt_attention *a, void *workspace, struct zt_error *err) {
     (void)workspace;
-    int rc = zt_cpu_need_float("attention_forward", t, err);
-    if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
-    if (rc != ZT_OK) return rc;
-    struct attention j = {.x = x,
-                          .t = t,
-                          .qkv = qkv,
-                          .out = out,
-                          .lse = lse,
-                          .B = B,
-                          .T = T,
-                          .H = H,
-                          .D = D,
-                          .blocks = (T + ZT_ATTENTION_BLOCK - 1) / ZT_ATTENTION_BLOCK};
-    zt_pool_run(x->pool, B * H * j.blocks, forward_unit, &j);
-    return ZT_OK;
+    struct attention j = {.x = x, .a = a, .t = t, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+    int rc = prepare("attention_forward", &j, err);
+    if (rc == ZT_OK) zt_pool_run(x->pool, a->B * a->H * j.blocks, forward_unit, &j);
+    return rc;
 }
 
-int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
-                              const void *qkv, const void *out, const float *lse, int64_t B,
-                              int64_t T, int64_t H, int64_t D, void *workspace,
-                              struct zt_error *err) {
+int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dq, void *dk, void *dv,
+                              const void *dout, const void *q, const void *k, const void *v,
+                              const void *out, const float *lse, const struct zt_attention *a,
+                              void *workspace, struct zt_error *err) {
     (void)workspace;
-    int rc = zt_cpu_need_float("attention_backward", t, err);
-    if (rc == ZT_OK) rc = need_scratch(x, T, D, err);
-    if (rc != ZT_OK) return rc;
     struct attention j = {.x = x,
+                          .a = a,
                           .t = t,
-                          .qkv = qkv,
+                          .q = q,
+                          .k = k,
+                          .v = v,
                           .dout = dout,
                           .saved = out,
-                          .dqkv = dqkv,
-                          .B = B,
-                          .T = T,
-                          .H = H,
-                          .D = D};
+                          .dq = dq,
+                          .dk = dk,
+                          .dv = dv};
     j.lse = (float *)(uintptr_t)lse; /* only read in backward */
-    zt_pool_run(x->pool, B * H, backward_unit, &j);
-    return ZT_OK;
+    int rc = prepare("attention_backward", &j, err);
+    if (rc == ZT_OK) zt_pool_run(x->pool, a->B * a->KV, backward_unit, &j);
+    return rc;
 }

@@ -116,11 +116,11 @@ int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, fl
 
 /* attention.c */
 int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
-                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
-                             void *workspace, struct zt_error *err);
-int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
-                              const void *qkv, const void *out, const float *lse, int64_t B,
-                              int64_t T, int64_t H, int64_t D, void *workspace,
-                              struct zt_error *err);
+                             const void *q, const void *k, const void *v,
+                             const struct zt_attention *a, void *workspace, struct zt_error *err);
+int zt_cpu_attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dq, void *dk, void *dv,
+                              const void *dout, const void *q, const void *k, const void *v,
+                              const void *out, const float *lse, const struct zt_attention *a,
+                              void *workspace, struct zt_error *err);
 
 #endif

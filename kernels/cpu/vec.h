@@ -29,17 +29,30 @@ struct zt_vec_adamw {
     float step_size; /* lr / (1 - beta1^t) */
 };
 
-/* One unit of attention: one head's block of queries (forward), keys (backward). Strides count
- * elements. */
+/* Dropout of one head (kernels/ops.h): a word below the threshold drops. Of query q and key k it is
+ * word k % 4 of draw first + q quads + k / 4. */
+struct zt_vec_dropout {
+    bool on;
+    uint32_t threshold;
+    float factor; /* of what is kept */
+    uint64_t seed;
+    uint32_t step, stream; /* the counter's last two words */
+    uint64_t first;
+    int64_t quads;
+};
+
+/* One query head of attention. Rows are so many elements apart. */
 struct zt_vec_attention {
-    const void *q, *k, *v;  /* this head's first row; rows are `stride` elements apart */
-    const void *out, *dout; /* [T] rows of `ostride` elements; only backward */
-    void *o;                /* forward output, ostride */
+    const void *q, *k, *v;  /* this head's first row */
+    const void *out, *dout; /* [T] rows, out_row apart; only backward */
+    void *o;                /* forward output, out_row */
     float *lse;             /* [T] of this head */
     void *dq, *dk, *dv;     /* as q, k, v; backward only */
-    int64_t stride, ostride;
+    int64_t q_row, k_row, v_row, out_row;
     int64_t T, D;
     float scale;
+    const int32_t *starts; /* [T]: the first position that each attends to, or NULL: all 0 */
+    struct zt_vec_dropout dropout;
     const void *next_k, *next_v; /* of the head this thread probably takes next, or NULL: a hint */
     float *scratch;              /* zt_vec_attention_scratch() floats, 64-byte aligned */
 };
@@ -80,7 +93,9 @@ struct zt_vec_of {
     void (*cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,
                               bool backward);
     void (*attention_forward)(const struct zt_vec_attention *a, int64_t query_block);
-    void (*attention_backward)(const struct zt_vec_attention *a);
+    /* dk and dv are summed in the scratch over the heads of a group, one call each in order by one
+     * thread: zeroed before the first, stored after the last. */
+    void (*attention_backward)(const struct zt_vec_attention *a, bool first, bool last);
 };
 
 struct zt_vec {

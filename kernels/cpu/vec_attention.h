@@ -15,7 +15,8 @@
  *
  * Tiles above the diagonal are never visited. On the diagonal, tiles are cut into groups of 16 keys
  * and the query vectors that lie wholly before a group are skipped; inside the 16 x 16 rest masked
- * weights are exactly 0. */
+ * weights are exactly 0. Tiles before the starts of all their queries are not visited either; in
+ * those that some start cuts, what is masked is computed and its weights made 0. */
 
 #define BLOCK ZT_ATTENTION_BLOCK
 /* Scores are kept in powers of two: the queries are scaled by log2(e) besides, and 2^x is cheaper
@@ -164,11 +165,14 @@ static void product(const struct product *p, int64_t rows, int64_t vectors) {
 struct tiles {
     int64_t D, padded;       /* head width, and to a multiple of 16 */
     float *score, *dscore;   /* [64 keys][64 queries] */
+    float *factor;           /* the same: what dropout multiplies with; NULL: there is none */
     float *qt, *dot;         /* [D][64]: scaled queries, output gradients, transposed */
     float *acct;             /* [D][64]: output or dQ, transposed */
     float *plain, *values;   /* [64][D]: the keys or values of a tile, gathered */
     float *q, *dout;         /* [64][padded]: scaled queries, output gradients */
     float *top, *sum, *keep; /* [64]: running maximum, sum, factor on what was summed before */
+    float *start;            /* [64]: the first position that each query attends to */
+    int64_t least, most;     /* of them */
     float *dk, *dv;          /* [T to 64][padded]: sums of the head */
     struct ahead ahead;
 };
@@ -182,6 +186,7 @@ static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
     at += (count)
     TAKE(score, BLOCK * BLOCK);
     TAKE(dscore, BLOCK * BLOCK);
+    TAKE(factor, BLOCK * BLOCK);
     TAKE(qt, D * BLOCK);
     TAKE(dot, D * BLOCK);
     TAKE(acct, D * BLOCK);
@@ -192,6 +197,7 @@ static struct tiles tiles_in(float *scratch, int64_t T, int64_t D) {
     TAKE(top, BLOCK);
     TAKE(sum, BLOCK);
     TAKE(keep, BLOCK);
+    TAKE(start, BLOCK);
     TAKE(dk, t.padded * rows);
     TAKE(dv, t.padded * rows);
 #undef TAKE
@@ -260,7 +266,56 @@ INLINE int64_t visible_keys(const struct tile *s, int64_t v) {
     return s->diagonal && 16 * (v + 1) < s->keys ? 16 * (v + 1) : s->keys;
 }
 
-/* score -> 2^(score - new maximum), 0 where masked; updates top, sum and keep. */
+/* The starts of a block's queries and their range. */
+static void load_starts(const int32_t *starts, const struct tile *s, struct tiles *t) {
+    t->least = t->most = starts ? starts[s->query] : 0;
+    if (starts) memset(t->start, 0, BLOCK * sizeof *t->start);
+    for (int64_t i = 0; starts && i < s->queries; i++) {
+        const int64_t start = starts[s->query + i];
+        if (start < t->least) t->least = start;
+        if (start > t->most) t->most = start;
+        t->start[i] = (float)start;
+    }
+}
+
+/* The keys of a tile before `most`, which some query may not see; queries whose start is beyond a
+ * key are masked there. */
+INLINE int64_t cut_keys(const struct tile *s, const struct tiles *t, int64_t keys) {
+    const int64_t n = t->most - s->key;
+    return n < 0 ? 0 : n < keys ? n : keys;
+}
+
+INLINE m16 before_start(const struct tile *s, const struct tiles *t, int64_t v, int64_t k) {
+    return v_lt(v_set1((float)(s->key + k)), v_load(t->start + 16 * v));
+}
+
+/* The factors of dropout for a tile, 0 or that of what is kept. A lane is a query, so its draws are
+ * `quads` apart, and each serves four keys. */
+static void dropout_tile(const struct zt_vec_dropout *d, const struct tile *s, struct tiles *t) {
+    uint32_t lanes[16];
+    for (uint32_t i = 0; i < 16; i++) lanes[i] = i * (uint32_t)d->quads;
+    const i16v offset = i_load(lanes), threshold = i_set1((int32_t)d->threshold);
+    const v16 kept = v_set1(d->factor);
+    for (int64_t v = 0; v < s->vectors; v++) {
+        const int64_t keys = visible_keys(s, v);
+        const uint64_t row = d->first + (uint64_t)((s->query + 16 * v) * d->quads + s->key / 4);
+        for (int64_t k = 0; k < keys; k += 4 * RANDOM_GROUPS) {
+            i16v c[2 * RANDOM_GROUPS][4];
+            for (int g = 0; g < RANDOM_GROUPS; g++)
+                counters(c[2 * g], c[2 * g + 1], row + (uint64_t)(k / 4 + g), offset, d->step,
+                         d->stream);
+            philox_groups(c, d->seed);
+            for (int i = 0; i < 4 * RANDOM_GROUPS; i++) {
+                const i16v word = i_join(c[i / 4 * 2][i % 4], c[i / 4 * 2 + 1][i % 4]);
+                v_store(t->factor + (k + i) * BLOCK + 16 * v,
+                        v_select(i_above(threshold, word), v_zero(), kept));
+            }
+        }
+    }
+}
+
+/* score -> 2^(score - new maximum), 0 where masked, times the factor of dropout; updates top, sum
+ * and keep, which know nothing of dropout. */
 static void softmax_tile(const struct tile *s, struct tiles *t) {
     const v16 lanes = lane_numbers(), ninf = v_set1(-__builtin_inff());
     for (int64_t v = 0; v < s->vectors; v++) {
@@ -272,32 +327,50 @@ static void softmax_tile(const struct tile *s, struct tiles *t) {
             float *x = column + k * BLOCK;
             v_store(x, v_select(v_lt(lanes, v_set1((float)(k - 16 * v))), ninf, v_load(x)));
         }
+        const int64_t cut = cut_keys(s, t, keys);
+        for (int64_t k = 0; k < cut; k++) {
+            float *x = column + k * BLOCK;
+            v_store(x, v_select(before_start(s, t, v, k), ninf, v_load(x)));
+        }
         for (int64_t k = 0; k < keys; k++) top = v_max(v_load(column + k * BLOCK), top);
+        v_store(t->top + 16 * v, top);
+        /* Queries that have seen no key yet: any finite maximum gives weights of 0. */
+        if (cut > 0) top = v_select(v_lt(ninf, top), top, v_zero());
         const v16 keep = v_exp2_fma(v_sub(old, top));
         v16 sum = v_mul(v_load(t->sum + 16 * v), keep);
         for (int64_t k = 0; k < keys; k++) {
             const v16 e = v_exp2_fma(v_sub(v_load(column + k * BLOCK), top));
-            v_store(column + k * BLOCK, e);
             sum = v_add(sum, e);
+            v_store(column + k * BLOCK,
+                    t->factor ? v_mul(e, v_load(t->factor + k * BLOCK + 16 * v)) : e);
         }
-        v_store(t->top + 16 * v, top);
         v_store(t->sum + 16 * v, sum);
         v_store(t->keep + 16 * v, keep);
     }
 }
 
-/* score and dscore (= dP) become P and dS = P (dP - delta), 0 where masked. */
+/* score and dscore (= dP) become P and dS = P (dP - delta), 0 where masked; with dropout's factors
+ * F the gradient of the weights is F dP, and F P is what the values were weighted with. */
 static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
     const v16 lanes = lane_numbers();
     for (int64_t v = 0; v < s->vectors; v++) {
         const int64_t keys = visible_keys(s, v), mask_from = s->diagonal ? 16 * v : keys;
+        const int64_t cut = cut_keys(s, t, keys);
         const v16 lse = v_load(t->top + 16 * v), delta = v_load(t->sum + 16 * v);
         for (int64_t k = 0; k < keys; k++) {
             float *p = t->score + k * BLOCK + 16 * v, *d = t->dscore + k * BLOCK + 16 * v;
             v16 e = v_exp2_fma(v_sub(v_load(p), lse)); /* <= 1 but for rounding */
-            v16 g = v_mul(e, v_sub(v_load(d), delta));
+            v16 f = v_load(d);
+            if (t->factor) f = v_mul(f, v_load(t->factor + k * BLOCK + 16 * v));
+            v16 g = v_mul(e, v_sub(f, delta));
+            if (t->factor) e = v_mul(e, v_load(t->factor + k * BLOCK + 16 * v));
             if (k >= mask_from) {
                 const m16 masked = v_lt(lanes, v_set1((float)(k - 16 * v)));
+                e = v_select(masked, v_zero(), e);
+                g = v_select(masked, v_zero(), g);
+            }
+            if (k < cut) {
+                const m16 masked = before_start(s, t, v, k);
                 e = v_select(masked, v_zero(), e);
                 g = v_select(masked, v_zero(), g);
             }

@@ -52,6 +52,7 @@ static void TY(ahead)(struct tiles *t, const void *row, int64_t stride, int64_t 
 
 static struct tiles TY(tiles)(const struct zt_vec_attention *a) {
     struct tiles t = tiles_in(a->scratch, a->T, a->D);
+    if (!a->dropout.on) t.factor = NULL;
     t.ahead.width = a->D * (int64_t)sizeof(ELEM);
     return t;
 }
@@ -62,17 +63,16 @@ static void TY(look_ahead)(const struct zt_vec_attention *a, const struct tile *
                            struct tiles *t) {
     t->ahead.count = 0;
     if (s->diagonal) return;
-    const int64_t left = a->T - s->key - BLOCK, rows = left < BLOCK ? left : BLOCK;
-    const int64_t next = (s->key + BLOCK) * a->stride;
-    TY(ahead)(t, (const ELEM *)a->v + next, a->stride, rows);
-    TY(ahead)(t, (const ELEM *)a->k + next, a->stride, rows);
+    const int64_t next = s->key + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
+    TY(ahead)(t, (const ELEM *)a->v + next * a->v_row, a->v_row, rows);
+    TY(ahead)(t, (const ELEM *)a->k + next * a->k_row, a->k_row, rows);
 }
 
 /* The queries of a block, scaled, in both orders. */
 static void TY(load_queries)(const struct zt_vec_attention *a, const struct tile *s,
                              struct tiles *t) {
     TY(gather_rows)
-    (t->q, t->padded, (const ELEM *)a->q + s->query * a->stride, a->stride, s->queries, a->D,
+    (t->q, t->padded, (const ELEM *)a->q + s->query * a->q_row, a->q_row, s->queries, a->D,
      t->padded);
     scale_f32(t->q, a->scale * LOG2_E, (size_t)(s->queries * t->padded));
     transpose_queries(t->qt, t->q, t->padded, s->queries, a->D);
@@ -83,35 +83,38 @@ static void TY(attention_forward)(const struct zt_vec_attention *a, int64_t quer
     struct tile s = tile_at(query_block, 0, a->T);
     const int64_t first_rows = BLOCK < a->T ? BLOCK : a->T;
     TY(load_queries)(a, &s, &t);
+    load_starts(a->starts, &s, &t);
+    const int64_t first = t.least / BLOCK;
     for (int i = 0; i < BLOCK; i++) {
         t.top[i] = -__builtin_inff();
         t.sum[i] = 0.0f;
     }
-    for (int64_t key_block = 0; key_block <= query_block; key_block++) {
+    for (int64_t key_block = first; key_block <= query_block; key_block++) {
         s = tile_at(query_block, key_block, a->T);
-        const ELEM *v = (const ELEM *)a->v + s.key * a->stride;
+        const ELEM *v = (const ELEM *)a->v + s.key * a->v_row;
         TY(look_ahead)(a, &s, &t);
         if (s.diagonal) {
-            TY(ahead)(&t, a->next_v, a->stride, first_rows);
-            TY(ahead)(&t, a->next_k, a->stride, first_rows);
-            TY(ahead)(&t, (ELEM *)a->o + s.query * a->ostride, a->ostride, s.queries);
+            TY(ahead)(&t, a->next_v, a->v_row, first_rows);
+            TY(ahead)(&t, a->next_k, a->k_row, first_rows);
+            TY(ahead)(&t, (ELEM *)a->o + s.query * a->out_row, a->out_row, s.queries);
         }
-        int64_t kstride = a->stride;
+        int64_t k_row = a->k_row;
         const float *k =
-            TY(fp32_rows)(t.plain, (const ELEM *)a->k + s.key * a->stride, &kstride, s.keys, a->D);
+            TY(fp32_rows)(t.plain, (const ELEM *)a->k + s.key * a->k_row, &k_row, s.keys, a->D);
         tile_product(&s,
                      (struct product){.ahead = &t.ahead,
                                       .c = t.score,
                                       .ldc = BLOCK,
                                       .a = k,
-                                      .a_row = kstride,
+                                      .a_row = k_row,
                                       .a_step = 1,
                                       .b = t.qt,
                                       .ldb = BLOCK,
                                       .n = a->D},
                      ROWS_ARE_KEYS, s.keys, s.vectors);
+        if (a->dropout.on) dropout_tile(&a->dropout, &s, &t);
         softmax_tile(&s, &t);
-        TY(gather_rows)(t.plain, a->D, v, a->stride, s.keys, a->D, a->D);
+        TY(gather_rows)(t.plain, a->D, v, a->v_row, s.keys, a->D, a->D);
         tile_product(&s,
                      (struct product){.ahead = &t.ahead,
                                       .c = t.acct,
@@ -122,8 +125,8 @@ static void TY(attention_forward)(const struct zt_vec_attention *a, int64_t quer
                                       .b = t.score,
                                       .ldb = BLOCK,
                                       .n = s.keys,
-                                      .accumulate = key_block > 0,
-                                      .first = key_block > 0 ? t.keep : NULL},
+                                      .accumulate = key_block > first,
+                                      .first = key_block > first ? t.keep : NULL},
                      SUM_OVER_KEYS, a->D, s.vectors);
     }
     float logs[BLOCK], inverse[BLOCK];
@@ -135,7 +138,7 @@ static void TY(attention_forward)(const struct zt_vec_attention *a, int64_t quer
             v_store(x, v_mul(v_load(x), v_load(inverse + 16 * v)));
         }
     TY(store_transposed)
-    ((ELEM *)a->o + s.query * a->ostride, a->ostride, t.acct, s.queries, a->D, t.plain);
+    ((ELEM *)a->o + s.query * a->out_row, a->out_row, t.acct, s.queries, a->D, t.plain);
     for (int64_t i = 0; i < s.queries; i++) a->lse[s.query + i] = t.top[i] * LN_2 + logs[i];
 }
 
@@ -144,7 +147,7 @@ static void TY(attention_forward)(const struct zt_vec_attention *a, int64_t quer
 static void TY(load_statistics)(const struct zt_vec_attention *a, const struct tile *s,
                                 struct tiles *t) {
     for (int64_t i = 0; i < BLOCK; i++) {
-        const ELEM *out = (const ELEM *)a->out + (s->query + i) * a->ostride;
+        const ELEM *out = (const ELEM *)a->out + (s->query + i) * a->out_row;
         t->top[i] = i < s->queries ? a->lse[s->query + i] * LOG2_E : 0.0f;
         v16 total = v_zero();
         for (int64_t d = 0; i < s->queries && d < a->D; d += 16)
@@ -157,10 +160,10 @@ static void TY(load_statistics)(const struct zt_vec_attention *a, const struct t
 static void TY(backward_tile)(const struct zt_vec_attention *a, const struct tile *s,
                               struct tiles *t) {
     const int64_t D = a->D, padded = t->padded, lanes = padded / 16;
-    int64_t vstride = a->stride;
-    TY(gather_rows)(t->plain, D, (const ELEM *)a->k + s->key * a->stride, a->stride, s->keys, D, D);
+    int64_t v_row = a->v_row;
+    TY(gather_rows)(t->plain, D, (const ELEM *)a->k + s->key * a->k_row, a->k_row, s->keys, D, D);
     const float *v =
-        TY(fp32_rows)(t->values, (const ELEM *)a->v + s->key * a->stride, &vstride, s->keys, D);
+        TY(fp32_rows)(t->values, (const ELEM *)a->v + s->key * a->v_row, &v_row, s->keys, D);
     tile_product(s,
                  (struct product){.ahead = &t->ahead,
                                   .c = t->score,
@@ -177,12 +180,13 @@ static void TY(backward_tile)(const struct zt_vec_attention *a, const struct til
                                   .c = t->dscore,
                                   .ldc = BLOCK,
                                   .a = v,
-                                  .a_row = vstride,
+                                  .a_row = v_row,
                                   .a_step = 1,
                                   .b = t->dot,
                                   .ldb = BLOCK,
                                   .n = D},
                  ROWS_ARE_KEYS, s->keys, s->vectors);
+    if (a->dropout.on) dropout_tile(&a->dropout, s, t);
     softmax_gradient_tile(s, t);
     tile_product(s,
                  (struct product){.ahead = &t->ahead,
@@ -218,7 +222,7 @@ static void TY(backward_tile)(const struct zt_vec_attention *a, const struct til
                                   .b = t->dscore,
                                   .ldb = BLOCK,
                                   .n = s->keys,
-                                  .accumulate = s->key > 0},
+                                  .accumulate = s->key / BLOCK > t->least / BLOCK},
                  SUM_OVER_KEYS, D, s->vectors);
 }
 
@@ -228,32 +232,35 @@ static void TY(look_ahead_of_block)(const struct zt_vec_attention *a, const stru
     const int64_t next = s->query + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
     const int64_t first_rows = BLOCK < a->T ? BLOCK : a->T;
     if (left > 0) {
-        TY(ahead)(t, (const ELEM *)a->out + next * a->ostride, a->ostride, rows);
-        TY(ahead)(t, (const ELEM *)a->dout + next * a->ostride, a->ostride, rows);
-        TY(ahead)(t, (const ELEM *)a->q + next * a->stride, a->stride, rows);
+        TY(ahead)(t, (const ELEM *)a->out + next * a->out_row, a->out_row, rows);
+        TY(ahead)(t, (const ELEM *)a->dout + next * a->out_row, a->out_row, rows);
+        TY(ahead)(t, (const ELEM *)a->q + next * a->q_row, a->q_row, rows);
     } else {
-        TY(ahead)(t, a->next_v, a->stride, first_rows);
-        TY(ahead)(t, a->next_k, a->stride, first_rows);
-        TY(ahead)(t, a->dv, a->stride, first_rows);
-        TY(ahead)(t, a->dk, a->stride, first_rows);
+        TY(ahead)(t, a->next_v, a->v_row, first_rows);
+        TY(ahead)(t, a->next_k, a->k_row, first_rows);
+        TY(ahead)(t, a->dv, a->v_row, first_rows);
+        TY(ahead)(t, a->dk, a->k_row, first_rows);
     }
-    TY(ahead)(t, (ELEM *)a->dq + s->query * a->stride, a->stride, s->queries);
+    TY(ahead)(t, (ELEM *)a->dq + s->query * a->q_row, a->q_row, s->queries);
 }
 
-static void TY(attention_backward)(const struct zt_vec_attention *a) {
+static void TY(attention_backward)(const struct zt_vec_attention *a, bool first, bool last) {
     struct tiles t = TY(tiles)(a);
     const int64_t blocks = (a->T + BLOCK - 1) / BLOCK;
-    memset(t.dk, 0, (size_t)(a->T * t.padded) * sizeof *t.dk);
-    memset(t.dv, 0, (size_t)(a->T * t.padded) * sizeof *t.dv);
+    if (first) {
+        memset(t.dk, 0, (size_t)(a->T * t.padded) * sizeof *t.dk);
+        memset(t.dv, 0, (size_t)(a->T * t.padded) * sizeof *t.dv);
+    }
     for (int64_t query_block = 0; query_block < blocks; query_block++) {
         struct tile s = tile_at(query_block, 0, a->T);
         TY(load_queries)(a, &s, &t);
         TY(gather_rows)
-        (t.dout, t.padded, (const ELEM *)a->dout + s.query * a->ostride, a->ostride, s.queries,
+        (t.dout, t.padded, (const ELEM *)a->dout + s.query * a->out_row, a->out_row, s.queries,
          a->D, t.padded);
         transpose_queries(t.dot, t.dout, t.padded, s.queries, a->D);
         TY(load_statistics)(a, &s, &t);
-        for (int64_t key_block = 0; key_block <= query_block; key_block++) {
+        load_starts(a->starts, &s, &t);
+        for (int64_t key_block = t.least / BLOCK; key_block <= query_block; key_block++) {
             s = tile_at(query_block, key_block, a->T);
             TY(look_ahead)(a, &s, &t);
             if (s.diagonal) TY(look_ahead_of_block)(a, &s, &t);
@@ -261,9 +268,10 @@ static void TY(attention_backward)(const struct zt_vec_attention *a) {
         }
         scale_f32(t.acct, a->scale, (size_t)(a->D * BLOCK));
         TY(store_transposed)
-        ((ELEM *)a->dq + s.query * a->stride, a->stride, t.acct, s.queries, a->D, t.plain);
+        ((ELEM *)a->dq + s.query * a->q_row, a->q_row, t.acct, s.queries, a->D, t.plain);
     }
+    if (!last) return;
     scale_f32(t.dk, LN_2, (size_t)(a->T * t.padded)); /* the queries carried log2(e) */
-    TY(scatter_rows)(a->dk, a->stride, t.dk, t.padded, a->T, a->D);
-    TY(scatter_rows)(a->dv, a->stride, t.dv, t.padded, a->T, a->D);
+    TY(scatter_rows)(a->dk, a->k_row, t.dk, t.padded, a->T, a->D);
+    TY(scatter_rows)(a->dv, a->v_row, t.dv, t.padded, a->T, a->D);
 }

@@ -209,13 +209,17 @@ INLINE void philox(i16v (*c)[4], const int chains, uint64_t seed) {
     }
 }
 
-/* The counters of 16 elements from `index`, even and odd ones apart. */
-INLINE void counters(i16v even[4], i16v odd[4], uint64_t index, uint32_t step, uint32_t stream) {
-    static const uint32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const i16v sign = i_set1(INT32_MIN); /* unsigned comparison by a signed one */
-    const i16v from = i_set1((int32_t)(uint32_t)index), low = i_add(from, i_load(lanes));
+INLINE m16 i_above(i16v a, i16v b) { /* unsigned a > b */
+    const i16v sign = i_set1(INT32_MIN);
+    return i_gt(i_xor(a, sign), i_xor(b, sign));
+}
+
+/* The counters of 16 elements, lane i's being index + offset[i], even and odd ones apart. */
+INLINE void counters(i16v even[4], i16v odd[4], uint64_t index, i16v offset, uint32_t step,
+                     uint32_t stream) {
+    const i16v from = i_set1((int32_t)(uint32_t)index), low = i_add(from, offset);
     const uint32_t high = (uint32_t)(index >> 32);
-    const m16 carry = i_gt(i_xor(from, sign), i_xor(low, sign));
+    const m16 carry = i_above(from, low);
     even[0] = low;
     even[1] = i_select(carry, i_set1((int32_t)(high + 1)), i_set1((int32_t)high));
     odd[0] = i_odd(even[0]);
@@ -226,18 +230,23 @@ INLINE void counters(i16v even[4], i16v odd[4], uint64_t index, uint32_t step, u
 
 /* As many chains at once as the registers hold: enough to hide a product's latency. */
 #define RANDOM_GROUPS (PARTS == 1 ? 2 : 1) /* of 16 elements */
+INLINE void philox_groups(i16v (*c)[4], uint64_t seed) {
+    if (PARTS == 1) {
+        philox(c, 4, seed);
+    } else {
+        philox(c, 1, seed);
+        philox(c + 1, 1, seed);
+    }
+}
+
 static void vec_random(uint32_t (*out)[ZT_VEC_RANDOM], uint64_t seed, uint32_t step,
                        uint32_t stream, uint64_t first, size_t n) {
+    static const uint32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (size_t i = 0; i < n; i += 16 * RANDOM_GROUPS) {
         i16v c[2 * RANDOM_GROUPS][4];
         for (size_t g = 0; g < RANDOM_GROUPS; g++)
-            counters(c[2 * g], c[2 * g + 1], first + i + 16 * g, step, stream);
-        if (PARTS == 1) {
-            philox(c, 4, seed);
-        } else {
-            philox(c, 1, seed);
-            philox(c + 1, 1, seed);
-        }
+            counters(c[2 * g], c[2 * g + 1], first + i + 16 * g, i_load(lanes), step, stream);
+        philox_groups(c, seed);
         for (size_t g = 0; g < RANDOM_GROUPS; g++)
             for (int w = 0; w < 4; w++)
                 i_store(out[w] + i + 16 * g, i_join(c[2 * g][w], c[2 * g + 1][w]));

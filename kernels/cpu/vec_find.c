@@ -23,6 +23,6 @@ const struct zt_vec *zt_vec_find(const char *name) {
 size_t zt_vec_attention_scratch(int64_t T, int64_t D) {
     const int64_t block = ZT_ATTENTION_BLOCK, padded = (D + 15) / 16 * 16;
     const int64_t rows = (T + block - 1) / block * block;
-    return (size_t)(2 * block * block + 5 * D * block + 2 * padded * block + 3 * block +
+    return (size_t)(3 * block * block + 5 * D * block + 2 * padded * block + 4 * block +
                     2 * padded * rows);
 }

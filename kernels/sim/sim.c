@@ -128,18 +128,19 @@ static int swiglu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, v
 }
 
 static int attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
-                             const void *qkv, int64_t B, int64_t T, int64_t H, int64_t D,
-                             void *workspace, struct zt_error *err) {
-    (void)out, (void)lse, (void)qkv, (void)workspace, (void)err;
-    return work(x, zt_work_attention(false, B, T, H, D, t));
+                             const void *q, const void *k, const void *v,
+                             const struct zt_attention *a, void *workspace, struct zt_error *err) {
+    (void)out, (void)lse, (void)q, (void)k, (void)v, (void)workspace, (void)err;
+    return work(x, zt_work_attention(false, a->B, a->T, a->H, a->KV, a->D, t));
 }
 
-static int attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dqkv, const void *dout,
-                              const void *qkv, const void *out, const float *lse, int64_t B,
-                              int64_t T, int64_t H, int64_t D, void *workspace,
-                              struct zt_error *err) {
-    (void)dqkv, (void)dout, (void)qkv, (void)out, (void)lse, (void)workspace, (void)err;
-    return work(x, zt_work_attention(true, B, T, H, D, t));
+static int attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dq, void *dk, void *dv,
+                              const void *dout, const void *q, const void *k, const void *v,
+                              const void *out, const float *lse, const struct zt_attention *a,
+                              void *workspace, struct zt_error *err) {
+    (void)dq, (void)dk, (void)dv, (void)dout, (void)q, (void)k, (void)v, (void)out, (void)lse;
+    (void)workspace, (void)err;
+    return work(x, zt_work_attention(true, a->B, a->T, a->H, a->KV, a->D, t));
 }
 
 static int cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,

@@ -147,13 +147,25 @@ Test(cost, the_slower_of_computing_and_moving) {
 
 /* B 2, T 1000, H 3, D 64: forward 2 x (T x T x D) x B H, backward 2.5 times that. */
 Test(cost, attention_counts_the_half_that_is_not_masked) {
-    struct zt_cost_work f = zt_work_attention(false, 2, 1000, 3, 64, ZT_BF16);
-    struct zt_cost_work b = zt_work_attention(true, 2, 1000, 3, 64, ZT_BF16);
+    struct zt_cost_work f = zt_work_attention(false, 2, 1000, 3, 3, 64, ZT_BF16);
+    struct zt_cost_work b = zt_work_attention(true, 2, 1000, 3, 3, 64, ZT_BF16);
     cr_assert_eq(f.flops, 2.0 * 1000 * 1000 * 64 * 6);
     cr_assert_eq(b.flops, 5.0 * 1000 * 1000 * 64 * 6);
     /* qkv read, out written; and the log-sum-exp */
     cr_assert_eq(f.bytes, 2000 * 192 * 2 * 4 + 2000 * 3 * 4);
     cr_assert_eq(b.bytes, 2000 * 192 * 2 * 8 + 2000 * 3 * 4);
+}
+
+/* 8 query heads on 2 key-value heads: the products are those of 8 heads; k, v and their gradients
+ * are a quarter. */
+Test(cost, grouped_queries_move_less_and_compute_the_same) {
+    struct zt_cost_work f = zt_work_attention(false, 2, 1000, 8, 2, 64, ZT_BF16);
+    struct zt_cost_work b = zt_work_attention(true, 2, 1000, 8, 2, 64, ZT_BF16);
+    const double q = 2000 * 8 * 64 * 2, k = q / 4, lse = 2000 * 8 * 4;
+    cr_assert_eq(f.flops, zt_work_attention(false, 2, 1000, 8, 8, 64, ZT_BF16).flops);
+    cr_assert_eq(b.flops, zt_work_attention(true, 2, 1000, 8, 8, 64, ZT_BF16).flops);
+    cr_assert_eq(f.bytes, 2 * q + 2 * k + lse);
+    cr_assert_eq(b.bytes, 4 * q + 4 * k + lse);
 }
 
 Test(cost, a_type_without_a_rate_takes_that_of_fp32) {
@@ -175,7 +187,7 @@ Test(cost, small_operators_do_not_reach_the_rate) {
     d.half_side[ZT_COST_ATTENTION_FORWARD] = 500;
     d.half_head[ZT_COST_ATTENTION_FORWARD] = 64;
     /* 2 T T D = 128 MFLOP at 1 TFLOP/s, 1.5 times for T 1000, twice for D 64 */
-    cr_assert_eq(zt_cost_ns(&d, zt_work_attention(false, 1, 1000, 1, 64, ZT_F32)), 384000);
+    cr_assert_eq(zt_cost_ns(&d, zt_work_attention(false, 1, 1000, 1, 1, 64, ZT_F32)), 384000);
 }
 
 Test(cost, what_fits_the_cache_moves_faster) {

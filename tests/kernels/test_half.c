@@ -2,6 +2,7 @@
 /* The operators on bf16 and fp16. Each is held to two things: its result is the fp32 operator's on
  * the widened operands, rounded once, bit for bit; and it lies within half an ulp of an fp64
  * reference and the error that the fp32 arithmetic may have made, derived at each place. */
+#include "tests/kernels/fused.h"
 #include "tests/kernels/half.h"
 
 static const int64_t lengths[] = {1, 2, 15, 16, 17, 100, 1023, 40001};
@@ -506,23 +507,58 @@ static void attention_forward64(const struct heads *s, const float *qkv, const u
 }
 
 static void attention(struct zt_ops_ctx *x, const struct heads *s, enum zt_dtype t) {
-    const struct zt_ops *o = zt_ops_cpu();
     const int64_t n = s->B * s->T * s->H * s->D, rows = s->B * s->T * s->H;
+    const struct zt_attention a = fused(s->B, s->T, s->H, s->D);
     struct pair qkv = random_pair(3 * n, 2.0, t), dout = random_pair(n, 1.0, t);
     uint16_t *out = half_buffer(n), *dqkv = half_buffer(3 * n);
     float *lse = buffer(rows), *lse32 = buffer(rows), *wide = buffer(3 * n);
-    OK(o->attention_forward(x, t, out, lse, qkv.h, s->B, s->T, s->H, s->D, NULL, &err));
-    OK(o->attention_forward(x, ZT_F32, wide, lse32, qkv.w, s->B, s->T, s->H, s->D, NULL, &err));
+    OK(fused_forward(x, t, out, lse, qkv.h, a, &err));
+    OK(fused_forward(x, ZT_F32, wide, lse32, qkv.w, a, &err));
     is_rounded(out, wide, n, t, "attention");
     same_bits(lse, lse32, rows, "log-sum-exp", 2, "best");
     attention_forward64(s, qkv.w, out, t);
     float *saved = buffer(n);
     for (int64_t i = 0; i < n; i++) saved[i] = (float)value16(out[i], t);
-    OK(o->attention_backward(x, t, dqkv, dout.h, qkv.h, out, lse, s->B, s->T, s->H, s->D, NULL,
-                             &err));
-    OK(o->attention_backward(x, ZT_F32, wide, dout.w, qkv.w, saved, lse, s->B, s->T, s->H, s->D,
-                             NULL, &err));
+    OK(fused_backward(x, t, dqkv, dout.h, qkv.h, out, lse, a, &err));
+    OK(fused_backward(x, ZT_F32, wide, dout.w, qkv.w, saved, lse, a, &err));
     is_rounded(dqkv, wide, 3 * n, t, "attention gradient");
+    end_buffers();
+}
+
+/* Grouped queries in three buffers, documents and dropout: the fp32 result of the widened operands,
+ * rounded once. */
+static void grouped_attention(struct zt_ops_ctx *x, int64_t T, int64_t D, enum zt_dtype t) {
+    const struct zt_ops *o = zt_ops_cpu();
+    int32_t *starts = (int32_t *)(void *)buffer(2 * T);
+    for (int64_t i = 0; i < 2 * T; i++) starts[i] = (int32_t)(i % T / 37 * 37);
+    const struct zt_attention a = {.B = 2,
+                                   .T = T,
+                                   .H = 6,
+                                   .KV = 2,
+                                   .D = D,
+                                   .q_row = 6 * D,
+                                   .k_row = 2 * D,
+                                   .v_row = 2 * D,
+                                   .starts = starts,
+                                   .heads_all = 6,
+                                   .dropout = {.p = 0.2f, .seed = 3, .step = 1, .site = 2}};
+    const int64_t n = 2 * T * 6 * D, kn = n / 3, rows = 2 * T * 6;
+    struct pair q = random_pair(n, 2.0, t), k = random_pair(kn, 2.0, t);
+    struct pair v = random_pair(kn, 2.0, t), dout = random_pair(n, 1.0, t);
+    uint16_t *out = half_buffer(n), *dq = half_buffer(n);
+    uint16_t *dk = half_buffer(kn), *dv = half_buffer(kn);
+    float *lse = buffer(rows), *out32 = buffer(n), *dq32 = buffer(n), *saved = buffer(n);
+    float *dk32 = buffer(kn), *dv32 = buffer(kn);
+    OK(o->attention_forward(x, ZT_F32, out32, lse, q.w, k.w, v.w, &a, NULL, &err));
+    OK(o->attention_forward(x, t, out, lse, q.h, k.h, v.h, &a, NULL, &err));
+    is_rounded(out, out32, n, t, "grouped attention");
+    for (int64_t i = 0; i < n; i++) saved[i] = (float)value16(out[i], t);
+    OK(o->attention_backward(x, t, dq, dk, dv, dout.h, q.h, k.h, v.h, out, lse, &a, NULL, &err));
+    OK(o->attention_backward(x, ZT_F32, dq32, dk32, dv32, dout.w, q.w, k.w, v.w, saved, lse, &a,
+                             NULL, &err));
+    is_rounded(dq, dq32, n, t, "dq of grouped attention");
+    is_rounded(dk, dk32, kn, t, "dk of grouped attention");
+    is_rounded(dv, dv32, kn, t, "dv of grouped attention");
     end_buffers();
 }
 
@@ -533,8 +569,11 @@ Test(half, attention, .timeout = 60) {
     for (int i = 0; i < ISA_NAMES; i++) {
         if (!zt_vec_find(isa_names[i])) continue;
         struct zt_ops_ctx *x = context(2, isa_names[i], NULL);
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < 2; k++) {
             for (int s = 0; s < 8; s++) attention(x, &shapes[s], halves[k]);
+            grouped_attention(x, 150, 64, halves[k]);
+            grouped_attention(x, 67, 33, halves[k]);
+        }
         zt_ops_cpu_destroy(x);
     }
 }

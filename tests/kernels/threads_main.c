@@ -8,6 +8,7 @@
 #include <string.h>
 #include "kernels/cpu/pool.h"
 #include "kernels/ops.h"
+#include "tests/kernels/fused.h"
 
 #define CHECK(e)                                                                                   \
     do {                                                                                           \
@@ -92,6 +93,7 @@ static void test_pool(int threads) {
 static void test_operators(int threads, const char *library) {
     enum { B = 2, T = 70, H = 3, D = 16, C = H * D, N = B * T, V = 33 };
     const struct zt_ops *o = zt_ops_cpu();
+    const struct zt_attention shape = fused(B, T, H, D);
     struct zt_ops_ctx *x;
     struct zt_error err;
     if (zt_ops_cpu_create(threads, NULL, library, &x, &err) != ZT_OK) {
@@ -106,9 +108,8 @@ static void test_operators(int threads, const char *library) {
     for (int i = 0; i < N * 3 * C; i++) qkv[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
     for (int i = 0; i < C * C; i++) w[i] = (float)(i * 104729 % 1000) / 500.0f - 1.0f;
     for (int r = 0; r < 2; r++) {
-        CHECK(o->attention_forward(x, ZT_F32, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
-        CHECK(o->attention_backward(x, ZT_F32, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
-                                    &err) == 0);
+        CHECK(fused_forward(x, ZT_F32, out[r], lse, qkv, shape, &err) == 0);
+        CHECK(fused_backward(x, ZT_F32, dqkv[r], out[r], qkv, out[r], lse, shape, &err) == 0);
         CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, ZT_F32, out[r], w, NULL, y[r], ZT_F32, false, work,
                       &err) == 0);
         CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, ZT_F32, y[r], out[r], NULL, dw[r], ZT_F32, false,
@@ -136,6 +137,7 @@ static void test_operators(int threads, const char *library) {
 static void test_halves(int threads, const char *library, enum zt_dtype t) {
     enum { B = 2, T = 70, H = 3, D = 16, C = H * D, N = B * T, V = 33, BIG = 40000 };
     const struct zt_ops *o = zt_ops_cpu();
+    const struct zt_attention shape = fused(B, T, H, D);
     struct zt_ops_ctx *x;
     struct zt_error err;
     CHECK(zt_ops_cpu_create(threads, NULL, library, &x, &err) == ZT_OK);
@@ -151,9 +153,8 @@ static void test_halves(int threads, const char *library, enum zt_dtype t) {
     CHECK(o->cast(x, w, t, wide, ZT_F32, C * C, &err) == 0);
     CHECK(o->cast(x, grad, t, wide, ZT_F32, BIG, &err) == 0);
     for (int r = 0; r < 2; r++) {
-        CHECK(o->attention_forward(x, t, out[r], lse, qkv, B, T, H, D, work, &err) == 0);
-        CHECK(o->attention_backward(x, t, dqkv[r], out[r], qkv, out[r], lse, B, T, H, D, work,
-                                    &err) == 0);
+        CHECK(fused_forward(x, t, out[r], lse, qkv, shape, &err) == 0);
+        CHECK(fused_backward(x, t, dqkv[r], out[r], qkv, out[r], lse, shape, &err) == 0);
         CHECK(o->gemm(x, ZT_GEMM_FWD, N, C, C, t, out[r], w, NULL, y[r], t, false, work, &err) ==
               0);
         CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, t, y[r], out[r], NULL, dw[r], ZT_F32, false, NULL,
