@@ -168,7 +168,8 @@ static void test_halves(int threads, const char *library, enum zt_dtype t) {
                                           .eps = 1e-8,
                                           .step = 1,
                                           .grad_scale = 1.0,
-                                          .stochastic = true};
+                                          .stochastic = true,
+                                          .span = zt_span_plain(0, BIG)};
         memcpy(param[r], grad, sizeof grad);
         memset(moment, 0, sizeof moment);
         const struct zt_adamw_buffers b = {.param = param[r],
