@@ -117,10 +117,13 @@ struct zt_model_table {
  * norm.weight; lm_head.weight [V,C] unless tied. Initial values: norms 1, biases 0, else normal. */
 int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
                          struct zt_model_table *t, struct zt_error *err);
+/* The degree must divide heads, kv_heads and ffn_dim: ZT_EINVAL names what it does not divide, and the
+ * degrees that there are, the divisors of zt_model_degrees. */
+int zt_model_cut_check(const struct zt_model_config *c, int degree, struct zt_error *err);
+int64_t zt_model_degrees(const struct zt_model_config *c);
 /* Makes a whole table that of one rank of a tensor group: shapes and numel become the rank's part, the
  * configuration stays the model's. Columns of a linear are its outputs (dimension 0), rows its inputs
- * (dimension 1); heads are never cut. Every rank's table has the same shapes. ZT_EINVAL names a number
- * that the degree does not divide, with the degrees that do. */
+ * (dimension 1); heads are never cut. Every rank's table has the same shapes. ZT_EINVAL as above. */
 int zt_model_table_cut(struct zt_model_table *t, int degree, int rank, struct zt_error *err);
 
 /* The longest stretch of d's elements [at, at + n) of this rank that one span describes; d is a tensor of
@@ -129,10 +132,6 @@ int zt_model_table_cut(struct zt_model_table *t, int degree, int rank, struct zt
 struct zt_part_run { int64_t count; struct zt_span span; bool padding; };
 struct zt_part_run zt_tensor_run(const struct zt_model_table *t, const struct zt_tensor_def *d,
                                  int64_t at, int64_t n);
-/* The numbers that a tensor degree must divide, by their keys: "heads", "kv_heads", "ffn_dim"; false past
- * the end. The possible degrees are the divisors of zt_model_degrees. */
-bool zt_model_divided(const struct zt_model_config *c, int i, const char **key, int64_t *value);
-int64_t zt_model_degrees(const struct zt_model_config *c);
 /* Index of a tensor, -1 when the model has none such. */
 int zt_model_find(const struct zt_model_table *t, int layer, enum zt_role role, enum zt_piece piece);
 /* Patterns over tensor names (fnmatch: "*.ln_1.*"); what none matches is frozen. ZT_EINVAL names a

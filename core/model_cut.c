@@ -2,40 +2,27 @@
 /* core/model_cut.c: a model's tensors as one rank of a tensor group has them, and where its elements
  * are in the whole ones (Megatron-LM's rules: Shoeybi et al. 2019, Korthikanti et al. 2022). Pure. */
 #include "core/model.h"
+#include <stdio.h>
 #include "core/units.h"
 
-#define LL(v) ((long long)(v))
-
-bool zt_model_divided(const struct zt_model_config *c, int i, const char **key, int64_t *value) {
-    const struct { const char *key; int64_t value; } of[] = {
-        {"heads", c->heads}, {"kv_heads", c->kv_heads}, {"ffn_dim", c->ffn_dim}};
-    if (i < 0 || i >= (int)(sizeof of / sizeof of[0]))
-        return false;
-    *key = of[i].key;
-    *value = of[i].value;
-    return true;
-}
-
 int64_t zt_model_degrees(const struct zt_model_config *c) {
-    const char *key;
-    int64_t value, all = 0;
-    for (int i = 0; zt_model_divided(c, i, &key, &value); i++)
-        all = zt_gcd(all, value);
-    return all;
+    return zt_gcd(zt_gcd(c->heads, c->kv_heads), c->ffn_dim);
 }
 
-static int check_degree(const struct zt_model_table *t, int degree, int rank, struct zt_error *err) {
-    char list[128];
-    const char *key;
-    int64_t value;
-    if (t->tensor_degree != 1 || degree < 1 || rank < 0 || rank >= degree)
-        return zt_fail(err, ZT_EINVAL, "model: tensor rank %d of %d from a table of rank %d of %d", rank, degree,
-                       t->tensor_rank, t->tensor_degree);
-    for (int i = 0; zt_model_divided(&t->config, i, &key, &value); i++)
-        if (value % degree != 0)
-            return zt_fail(err, ZT_EINVAL, "model.%s: %lld is not divisible by tensor_parallel_degree %d (allowed: %s)",
-                           key, LL(value), degree, zt_divisors(zt_model_degrees(&t->config), list, sizeof list));
-    return 0;
+int zt_model_cut_check(const struct zt_model_config *c, int degree, struct zt_error *err) {
+    const struct { const char *key; int64_t value; } divided[] = {
+        {"heads", c->heads}, {"kv_heads", c->kv_heads}, {"ffn_dim", c->ffn_dim}};
+    char what[120] = "", list[128];
+    size_t n = 0;
+    for (int i = 0; i < 3; i++)
+        if (divided[i].value % degree != 0)
+            n += (size_t)snprintf(what + n, sizeof what - n, "%s%s %lld", n ? ", " : "", divided[i].key,
+                                  (long long)divided[i].value);
+    if (n == 0)
+        return 0;
+    return zt_fail(err, ZT_EINVAL,
+                   "parallelism.tensor_parallel_degree: %d does not divide the model's %s (allowed: %s)", degree,
+                   what, zt_divisors(zt_model_degrees(c), list, sizeof list));
 }
 
 /* Rows of the vocabulary, which alone is padded. */
@@ -44,7 +31,10 @@ static bool of_vocabulary(const struct zt_tensor_def *d) {
 }
 
 int zt_model_table_cut(struct zt_model_table *t, int degree, int rank, struct zt_error *err) {
-    int rc = check_degree(t, degree, rank, err);
+    if (t->tensor_degree != 1 || degree < 1 || rank < 0 || rank >= degree)
+        return zt_fail(err, ZT_EINVAL, "model: tensor rank %d of %d from a table of rank %d of %d", rank, degree,
+                       t->tensor_rank, t->tensor_degree);
+    int rc = zt_model_cut_check(&t->config, degree, err);
     if (rc)
         return rc;
     t->tensor_degree = degree;

@@ -160,6 +160,17 @@ static void check_data(struct zt_problems *p, const struct zt_spec *s) {
                 LL(s->validation.every_steps), LL(s->training.steps));
 }
 
+/* Weights of documents need to know where these end; token shards do not say. */
+static void check_average(struct zt_problems *p, const struct zt_spec *s) {
+    const size_t n = strlen(s->dataset.path);
+    const bool shards = n >= 4 && strcmp(s->dataset.path + n - 4, ".bin") == 0;
+    if (s->loss.average != ZT_AVERAGE_TOKEN && (shards || s->dataset.tokenizer == ZT_TOKENIZER_NONE))
+        ZT_PROBLEM(p, "loss.average",
+                "%s weighs documents, and token shards do not mark them; give .jsonl examples as the dataset, or "
+                "average: token",
+                s->loss.average == ZT_AVERAGE_SAMPLE ? "sample" : "square");
+}
+
 static void check_training(struct zt_problems *p, const struct zt_spec *s) {
     int64_t local = s->training.local_batch_size, global = s->training.global_batch_size;
     if (s->training.steps == 0 && s->training.epochs == 0)
@@ -211,26 +222,51 @@ static void check_service(struct zt_problems *p, const struct zt_spec *s) {
                 s->restart.backoff_initial, s->restart.backoff_max);
 }
 
-static void check_model(struct zt_problems *p, const struct zt_spec *s) {
-    struct zt_error err;
-    if (s->model.family == ZT_GPT2) {
-        for (int i = 0; i < zt_schema_count(); i++)
-            if ((zt_schema_key(i)->flags & ZT_KEY_LLAMA) && s->mark[i].line != 0)
-                zt_problem(p, i, "is read by the llama family only; this model is gpt2");
-    }
-    for (int i = 0; i < zt_schema_count(); i++)
-        if (strncmp(zt_schema_key(i)->path, "model", 5) == 0 && p->key_bad[i])
-            return; /* its numbers are not all there */
-    if (zt_model_config_check(&s->model, &err) == 0)
-        return;
+/* A key of the model by its message "model.KEY: why", as core/model.h writes it. */
+static void model_problem(struct zt_problems *p, const char *message) {
     char path[64];
-    const char *colon = strstr(err.msg, ": ");
-    snprintf(path, sizeof path, "%.*s", colon ? (int)(colon - err.msg) : 0, err.msg);
+    const char *colon = strstr(message, ": ");
+    snprintf(path, sizeof path, "%.*s", colon ? (int)(colon - message) : 0, message);
     int key = zt_schema_find(path);
     if (key >= 0)
         zt_problem(p, key, "%s", colon + 2);
     else
-        ZT_PROBLEM(p, "model", "%s", err.msg);
+        ZT_PROBLEM(p, "model", "%s", message);
+}
+
+/* Keys that the model's family does not read, and a preset of another family. */
+static void check_family(struct zt_problems *p, const struct zt_spec *s) {
+    struct zt_model_config preset;
+    for (int i = 0; i < zt_schema_count() && s->model.family == ZT_GPT2; i++)
+        if ((zt_schema_key(i)->flags & ZT_KEY_LLAMA) && s->mark[i].line != 0)
+            zt_problem(p, i, "is read by the llama family only; this model is gpt2");
+    if (s->preset[0] && zt_spec_given(s, "model.family") && zt_model_preset(s->preset, &preset, NULL) == 0 &&
+        preset.family != s->model.family)
+        ZT_PROBLEM(p, "model.family", "%s beside preset %s, which is of the other family; leave it out, or give the "
+                "numbers without a preset", s->model.family == ZT_GPT2 ? "gpt2" : "llama", s->preset);
+}
+
+/* Numbers of a stretching that there is not. */
+static void check_rope(struct zt_problems *p, const struct zt_spec *s) {
+    static const char *const numbers[] = {
+        "model.rope_scaling.factor", "model.rope_scaling.low_freq_factor",
+        "model.rope_scaling.high_freq_factor", "model.rope_scaling.original_max"};
+    if (s->model.family != ZT_LLAMA || s->model.rope_scaling.type != ZT_ROPE_NONE)
+        return;
+    for (int i = 0; i < 4; i++)
+        if (zt_spec_given(s, numbers[i]))
+            ZT_PROBLEM(p, numbers[i], "is read with type llama3 only; add it: rope_scaling: {type: llama3, ...}");
+}
+
+static void check_model(struct zt_problems *p, const struct zt_spec *s) {
+    struct zt_error err;
+    check_family(p, s);
+    check_rope(p, s);
+    for (int i = 0; i < zt_schema_count(); i++)
+        if (strncmp(zt_schema_key(i)->path, "model", 5) == 0 && p->key_bad[i])
+            return; /* its numbers are not all there */
+    if (zt_model_config_check(&s->model, &err))
+        model_problem(p, err.msg);
 }
 
 /* They keep a division from being 0 / 0, which takes a number that is not 0 in fp32. */
@@ -262,6 +298,7 @@ void zt_check_alone(struct zt_problems *p, struct zt_spec *s) {
     check_run(p, s);
     check_model(p, s);
     check_data(p, s);
+    check_average(p, s);
     check_training(p, s);
     check_schedule(p, s);
     zt_check_shard(p, s);
@@ -347,20 +384,6 @@ static void check_batch(struct zt_problems *p, struct zt_spec *s) {
             LL(global), LL(local), LL(dp), LL(step), near);
 }
 
-static void check_tensor(struct zt_problems *p, const struct zt_spec *s) {
-    int t = s->parallelism.tensor;
-    const struct { const char *path; int64_t value; } row_of[] = {
-        {"model.heads", s->model.heads},
-        {"model.kv_heads", s->model.kv_heads},
-        {"model.ffn_dim", s->model.ffn_dim},
-        {"training.seq_len", s->parallelism.sequence_parallel ? s->training.seq_len : t},
-    };
-    for (int i = 0; i < 4; i++)
-        if (row_of[i].value % t != 0)
-            ZT_PROBLEM(p, row_of[i].path, "%lld is not divisible by tensor_parallel_degree %d",
-                    LL(row_of[i].value), t);
-}
-
 void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
     if (s->workers > 0 && s->workers != workers) {
         ZT_PROBLEM(p, "workers", "the run file asks for %d, but there are %d; change one of them",
@@ -371,7 +394,6 @@ void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
         return;
     s->workers = workers;
     check_batch(p, s);
-    check_tensor(p, s);
     if (s->parallelism.reshard != ZT_RESHARD_INT)
         return;
     if (s->parallelism.reshard_int == s->parallelism.shard) {

@@ -432,6 +432,9 @@ static const struct { const char *word, *path; } aliases[] = {
     {"n_positions", "model.seq_len_max"},
     {"max_position_embeddings", "model.seq_len_max"},
     {"tie_word_embeddings", "model.tied_head"},
+    {"rope_type", "model.rope_scaling.type"},
+    {"original_max_position_embeddings", "model.rope_scaling.original_max"},
+    {"rms_norm_eps", "model.norm_eps"},
     {"data", "dataset.path"},
     {"data_path", "dataset.path"},
     {"dtype", "precision.recipe"},
@@ -442,6 +445,8 @@ static const struct { const char *word, *path; } aliases[] = {
     {"shard_degree", "parallelism.data_parallel_shard_degree"},
     {"tensor_parallel_size", "parallelism.tensor_parallel_degree"},
     {"tp_degree", "parallelism.tensor_parallel_degree"},
+    {"autotp_size", "parallelism.tensor_parallel_degree"},
+    {"tensor_model_parallel_size", "parallelism.tensor_parallel_degree"},
     {"world_size", "workers"},
     {"num_workers", "workers"},
     {"nproc_per_node", "workers"},
@@ -460,7 +465,12 @@ static const struct { const char *path, *word, *ours; } value_aliases[] = {
     {"precision.recipe", "bfloat16", "fsdp_mixed"},
     {"activation_checkpoint.mode", "true", "full"},
     {"activation_checkpoint.mode", "false", "none"},
+    {"model.rope_scaling", "default", "none"},
+    {"model.rope_scaling.type", "default", "none"},
 };
+
+/* Scalings of the rotary positions as Hugging Face's configurations name them. */
+static const char *const other_scalings[] = {"linear", "dynamic", "yarn", "longrope", "su"};
 
 int zt_schema_count(void) { return N_KEYS; }
 
@@ -501,6 +511,15 @@ const char *zt_schema_value_alias(const char *path, const char *word) {
     for (size_t i = 0; i < sizeof value_aliases / sizeof value_aliases[0]; i++)
         if (strcmp(value_aliases[i].path, path) == 0 && strcmp(value_aliases[i].word, word) == 0)
             return value_aliases[i].ours;
+    return NULL;
+}
+
+const char *zt_schema_foreign_value(const char *path, const char *word) {
+    if (strcmp(path, "model.rope_scaling") != 0 && strcmp(path, "model.rope_scaling.type") != 0)
+        return NULL;
+    for (size_t i = 0; i < sizeof other_scalings / sizeof other_scalings[0]; i++)
+        if (strcmp(other_scalings[i], word) == 0)
+            return "a scaling of the rotary positions that is not computed here";
     return NULL;
 }
 

@@ -80,6 +80,10 @@ const char *zt_schema_alias_word(int i);
 /* What a foreign value of an enum key is called here; NULL when unknown. */
 const char *zt_schema_value_alias(const char *path, const char *word);
 
+/* What a value of an enum key is elsewhere that has no counterpart here: "yarn" of model.rope_scaling; NULL when
+ * unknown. */
+const char *zt_schema_foreign_value(const char *path, const char *word);
+
 /* Keys whose feature is not in this version, with the one value that is accepted (NULL: the section
  * must be absent). A later version deletes its lines. */
 struct zt_not_yet { const char *path, *only; };

@@ -64,11 +64,14 @@ static const char *unknown_value(const struct zt_key *k, const char *text, char 
     int count = 0;
     for (const struct zt_key_name *m = k->names; m->name && count < 32; m++)
         names[count++] = m->name;
+    const char *foreign = zt_schema_foreign_value(k->path, text);
     const char *hint = zt_schema_value_alias(k->path, text);
     if (!hint)
         hint = zt_nearest(text, names, count);
     zt_value_show(text, show, sizeof show);
-    if (hint)
+    if (foreign)
+        snprintf(why, n, "\"%s\" is %s; it is one of: %s", show, foreign, zt_schema_names(k, list, sizeof list));
+    else if (hint)
         snprintf(why, n, "\"%s\" is not known (did you mean \"%s\"?)", show, hint);
     else
         snprintf(why, n, "\"%s\" is not known; it is one of: %s", show,

@@ -186,6 +186,38 @@ static void check_trainable(struct zt_problems *p, const struct zt_spec *s) {
     zt_model_table_free(&t);
 }
 
+static void check_recompute(struct zt_problems *p, const struct zt_spec *s) {
+    const int64_t every = s->activation_checkpoint.every, layers = s->model.layers;
+    if (s->activation_checkpoint.mode == ZT_RECOMPUTE_NONE && zt_spec_changed(s, "activation_checkpoint.every"))
+        ZT_PROBLEM(p, "activation_checkpoint.every", "has no effect with mode none; leave it out, or choose selective or "
+                   "full");
+    else if (layers > 0 && every > layers)
+        ZT_PROBLEM(p, "activation_checkpoint.every", "%lld blocks, but the model has %lld; give at most that", LL(every),
+                   LL(layers));
+}
+
+/* Whole heads, and equal parts of the feed-forward layer and of a sequence. */
+static void check_tensor(struct zt_problems *p, const struct zt_spec *s) {
+    const int t = s->parallelism.tensor;
+    const int64_t T = s->training.seq_len;
+    struct zt_error err;
+    char list[128];
+    if (s->model.heads < 1 || s->model.kv_heads < 1 || s->model.ffn_dim < 1)
+        return; /* told elsewhere */
+    if (s->parallelism.sequence_parallel && t == 1)
+        ZT_PROBLEM(p, "parallelism.sequence_parallel",
+                   "true needs a tensor_parallel_degree above 1, as it cuts what that leaves whole (the model allows %s); "
+                   "leave it out",
+                   zt_divisors(zt_model_degrees(&s->model), list, sizeof list));
+    if (zt_model_cut_check(&s->model, t, &err))
+        ZT_PROBLEM(p, "parallelism.tensor_parallel_degree", "%s", strstr(err.msg, ": ") + 2);
+    if (s->parallelism.sequence_parallel && T % t != 0)
+        ZT_PROBLEM(p, "training.seq_len",
+                   "%lld is not divisible by tensor_parallel_degree %d, between whose ranks sequence_parallel cuts it; "
+                   "give a multiple of %d",
+                   LL(T), t, t);
+}
+
 void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
     const enum zt_mode m = s->parallelism.mode;
     if (m == ZT_DDP && s->parallelism.shard > 1)
@@ -193,8 +225,7 @@ void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
                    "%d with mode ddp, which keeps everything whole; give 1 (its replicas are "
                    "data_parallel_replicate_degree) or another mode",
                    s->parallelism.shard);
-    if (s->parallelism.sequence_parallel && s->parallelism.tensor == 1)
-        ZT_PROBLEM(p, "parallelism.sequence_parallel", "true needs a tensor_parallel_degree above 1");
+    check_tensor(p, s);
     if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.reshard_int == 1)
         s->parallelism.reshard = ZT_RESHARD_FALSE; /* cut in one part: kept whole */
     check_gathers(p, s);
@@ -204,8 +235,10 @@ void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
     check_trainable(p, s);
     if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.tensor > 1)
         ZT_PROBLEM(p, "parallelism.reshard_after_forward",
-                   "%d with tensor_parallel_degree %d; a number needs tensor_parallel_degree 1",
+                   "%d with tensor_parallel_degree %d; a number needs tensor_parallel_degree 1 (allowed: true, false, "
+                   "default)",
                    s->parallelism.reshard_int, s->parallelism.tensor);
+    check_recompute(p, s);
     if (!s->parallelism.overlap)
         idle_key(p, s, "parallelism.max_inflight_reduces",
                  "with overlap: false each reduction is waited for before the next");

@@ -183,14 +183,15 @@ Test(model_cut, what_a_rank_has) {
     }
 }
 
+#define D "parallelism.tensor_parallel_degree: "
 Test(model_cut, refusals) {
     struct zt_model_config c = small(ZT_LLAMA, 4, 12);
     struct zt_model_table t;
     struct zt_error err = {0};
     static const struct { int degree; int64_t kv, ffn; const char *message; } want[] = {
-        {3, 4, 20, "model.heads: 8 is not divisible by tensor_parallel_degree 3 (allowed: 1 2 4)"},
-        {8, 4, 16, "model.kv_heads: 4 is not divisible by tensor_parallel_degree 8 (allowed: 1 2 4)"},
-        {8, 8, 20, "model.ffn_dim: 20 is not divisible by tensor_parallel_degree 8 (allowed: 1 2 4)"},
+        {3, 4, 20, D "3 does not divide the model's heads 8, kv_heads 4, ffn_dim 20 (allowed: 1 2 4)"},
+        {8, 4, 16, D "8 does not divide the model's kv_heads 4 (allowed: 1 2 4)"},
+        {8, 8, 20, D "8 does not divide the model's ffn_dim 20 (allowed: 1 2 4)"},
     };
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         c.kv_heads = want[i].kv;

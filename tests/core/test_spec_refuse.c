@@ -309,8 +309,8 @@ Test(refuse, values_that_contradict) {
 Test(refuse, workers_and_degrees_in_the_file) {
     expect_text("version: 1\nname: a\nworkers: 8\nmodel: {preset: gpt2-nano}\ndataset: {path: x}\n"
                 "training:\n  steps: 10\n  seq_len: 8\n  local_batch_size: 1\nparallelism:\n"
-                "    tensor_parallel_degree: 3\n",
-                "run.yaml:11:5: parallelism.tensor_parallel_degree: 3 does not divide 8 workers "
+                "    data_parallel_replicate_degree: 3\n",
+                "run.yaml:11:5: parallelism.data_parallel_replicate_degree: 3 does not divide 8 workers "
                 "(allowed: 1 2 4 8)");
     const char *const product[] = {"workers=8", "parallelism.data_parallel_replicate_degree=4", NULL};
     cr_assert_eq(parse_with(GOOD, product), ZT_EINVAL);

@@ -130,7 +130,7 @@ Test(shard, reshard_after_forward) {
             "run.yaml:6:50: parallelism.reshard_after_forward: 0 is out of range: must be 1..65536");
     refused(BASE "parallelism: {mode: fsdp, reshard_after_forward: 2, tensor_parallel_degree: 2}\n",
             "run.yaml:6:27: parallelism.reshard_after_forward: 2 with tensor_parallel_degree 2; a number needs "
-            "tensor_parallel_degree 1\n"
+            "tensor_parallel_degree 1 (allowed: true, false, default)\n"
             "run.yaml:6:53: parallelism.tensor_parallel_degree: \"2\" is not in this version (only 1)");
     zt_spec_free(&spec);
 }
@@ -236,7 +236,8 @@ Test(shard, degrees) {
                 "--set parallelism.data_parallel_shard_degree: 2 with mode ddp, which keeps everything whole; "
                 "give 1 (its replicas are data_parallel_replicate_degree) or another mode");
     refused_set("parallelism.sequence_parallel=true",
-                "--set parallelism.sequence_parallel: true needs a tensor_parallel_degree above 1");
+                "--set parallelism.sequence_parallel: true needs a tensor_parallel_degree above 1, as it cuts what that "
+                "leaves whole (the model allows 1 2 4); leave it out");
 }
 
 #define GATHERS(m)                                                                                 \
