@@ -162,6 +162,21 @@ static void warn_of_mixed_code(struct zt_machine *m, const struct mc_run *r) {
         return;
     }
 }
+/* Its collectives are inside every layer, where nothing hides them. */
+static void warn_of_split_tensor_group(struct zt_machine *m, const struct mc_run *r) {
+    const int t = r->row.mesh.tensor;
+    for (int i = 0; i < r->world; i++) {
+        const struct mc_rank *first = &r->ranks[i - i % t], *k = &r->ranks[i]; /* tensor is innermost */
+        if (!strcmp(first->row.host, k->row.host)) continue;
+        mc_event(m,
+                 (struct mc_note){.level = 2, .kind = "TENSOR_GROUP_SPLIT", .run = r, .rank = i},
+                 "tensor group of ranks %d to %d: rank %d is on %s, rank %d on %s; every layer waits "
+                 "for the link between them. A tensor_parallel_degree that divides the workers of a "
+                 "host keeps groups inside",
+                 i - i % t, i - i % t + t - 1, i - i % t, first->row.host, i, k->row.host);
+        return;
+    }
+}
 /* One transaction: generation + 1, every rank assigned, every worker leased. Nobody is told before
  * its commit. */
 static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct zt_mesh mesh,
@@ -198,6 +213,7 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
     r->row.detail[0] = 0;
     mc_set_state(m, r, ZT_RUN_ALLOCATING);
     warn_of_mixed_code(m, r);
+    warn_of_split_tensor_group(m, r);
     return true;
 }
 /* Tries to start one run. Returns true when those behind it must wait. */

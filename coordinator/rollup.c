@@ -53,13 +53,17 @@ static void add_exposed(struct zt_rollup *r, const Zt__ExposedBy *in)
     r->report.n_exposed_by = n + 1;
 }
 
-static void add(struct zt_rollup *r, const Zt__StepReport *in)
+static void add_tokens(Zt__StepReport *out, const Zt__StepReport *in)
 {
-    Zt__StepReport *out = &r->report;
     SUM(tokens);
     SUM(tokens_input);
     SUM(tokens_supervised);
     SUM(tokens_padding);
+}
+
+static void add(struct zt_rollup *r, const Zt__StepReport *in)
+{
+    Zt__StepReport *out = &r->report;
     SUM(sent_bytes);
     FIRST(loss);
     FIRST(grad_norm);
@@ -116,7 +120,7 @@ static void add(struct zt_rollup *r, const Zt__StepReport *in)
     }
 }
 
-void zt_rollup_make(struct zt_rollup *r, Zt__StepReport *const *reports, size_t n)
+void zt_rollup_make(struct zt_rollup *r, Zt__StepReport *const *reports, size_t n, int tensor)
 {
     memset(r, 0, sizeof *r);
     zt__step_report__init(&r->report);
@@ -130,6 +134,8 @@ void zt_rollup_make(struct zt_rollup *r, Zt__StepReport *const *reports, size_t 
     size_t step_n = 0, exposed_n = 0;
     for (size_t i = 0; i < n; i++) {
         add(r, reports[i]);
+        if (reports[i]->rank % (uint32_t)tensor == 0)
+            add_tokens(&r->report, reports[i]);
         if (reports[i]->has_step_seconds) {
             step_sum += reports[i]->step_seconds;
             step_n++;

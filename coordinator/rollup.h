@@ -23,7 +23,8 @@ struct zt_rollup {
     double mean_step_seconds, mean_exposed_comm_seconds, tokens_per_second; /* tokens_per_second < 0: not known */
     uint32_t peak_rank;
 };
-/* reports: n >= 1, of one step and generation, ascending ranks. */
-void zt_rollup_make(struct zt_rollup *r, Zt__StepReport *const *reports, size_t n);
+/* reports: n >= 1, of one step and generation, ascending ranks. `tensor` ranks, neighbours, see the same
+ * tokens: the first of them counts. */
+void zt_rollup_make(struct zt_rollup *r, Zt__StepReport *const *reports, size_t n, int tensor);
 
 #endif

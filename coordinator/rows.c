@@ -46,7 +46,7 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_STEP_OLD] = "SELECT (SELECT generation FROM step_rank WHERE run_id=?1 AND step=?2 AND rank=?3),"
                    " (SELECT generation FROM step_rollup WHERE run_id=?1 AND step=?2)",
     [Q_STEP] = "INSERT OR REPLACE INTO step_rank VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
-    [Q_WORLD] = "SELECT world FROM attempts WHERE run_id=?1 AND generation=?2",
+    [Q_WORLD] = "SELECT world, (SELECT tensor FROM runs WHERE run_id=?1) FROM attempts WHERE run_id=?1 AND generation=?2",
     [Q_SPEC_NUMBERS] = "SELECT per_rank_keep, warmup_steps FROM run_specs WHERE run_id=?1",
     [Q_WINDOW_RESERVED] = "UPDATE window_peak SET peak_reserved_bytes=?4 WHERE run_id=?1 AND rank=?2 AND window=?3",
     [Q_WINDOW_GET] = "SELECT generation, step, peak_allocated_bytes, peak_reserved_bytes FROM window_peak"

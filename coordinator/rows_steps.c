@@ -262,7 +262,7 @@ static int trim(struct zt_writer *w, const char *run_id, int64_t step, struct zt
 
 static int roll_up(struct zt_writer *w, const char *run_id, int64_t step, int64_t wall_ms, struct zt_error *err)
 {
-    int64_t generation = 0, count = 0, world = 0;
+    int64_t generation = 0, count = 0, world = 0, tensor = 1;
     bool found;
     w_text(w->q[Q_STEP_COUNT], 1, run_id);
     sqlite3_bind_int64(w->q[Q_STEP_COUNT], 2, step);
@@ -272,7 +272,7 @@ static int roll_up(struct zt_writer *w, const char *run_id, int64_t step, int64_
         return 0;
     w_text(w->q[Q_WORLD], 1, run_id);
     sqlite3_bind_int64(w->q[Q_WORLD], 2, generation);
-    if (w_two(w, Q_WORLD, 0, &world, NULL, &found, err))
+    if (w_two(w, Q_WORLD, 0, &world, &tensor, &found, err))
         return err->code;
     if (!found || count < world)
         return 0;
@@ -297,7 +297,7 @@ static int roll_up(struct zt_writer *w, const char *run_id, int64_t step, int64_
         code = zt_db_fail(err, w->db, "roll-up");
     sqlite3_reset(s);
     if (!code) {
-        zt_rollup_make(r, reports, n);
+        zt_rollup_make(r, reports, n, tensor < 1 ? 1 : (int)tensor);
         code = put_rollup(w, run_id, r, wall_ms, err);
     }
     for (size_t i = 0; i < n; i++)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "core/error.h"
 #include "core/rope.h"
+#include "core/span.h"
 
 enum zt_family { ZT_GPT2 = 0, ZT_LLAMA = 1 };
 
@@ -41,23 +42,6 @@ struct zt_model_count {
 };
 int zt_model_count(const struct zt_model_config *c, struct zt_model_count *out, struct zt_error *err);
 
-/* Where n elements of a buffer are in a logical tensor: element i is
- * first + ((at + i) / row) * stride + (at + i) % row. A cut of columns has rows that are `stride`
- * apart; one stretch of the tensor is a single row (zt_span_plain). */
-struct zt_span {
-    uint64_t first;
-    int64_t at, row, stride;
-};
-static inline struct zt_span zt_span_plain(uint64_t first, int64_t n) {
-    return (struct zt_span){first, 0, n, n};
-}
-/* Logical index of element i, and how many from it on, at most n, follow one another. */
-static inline int64_t zt_span_run(const struct zt_span *s, int64_t i, int64_t n, uint64_t *index) {
-    const int64_t in_row = (s->at + i) % s->row;
-    *index = s->first + (uint64_t)((s->at + i) / s->row * s->stride + in_row);
-    return n < s->row - in_row ? n : s->row - in_row;
-}
-
 enum zt_init { ZT_INIT_NORMAL, ZT_INIT_ZERO, ZT_INIT_ONE };
 
 /* What a tensor is for, the same in every family. QKV: queries, keys and values in one (gpt2); Q, K, V
@@ -69,6 +53,10 @@ enum zt_role {
     ZT_ROLE_FINAL_NORM, ZT_ROLE_HEAD,
 };
 enum zt_piece { ZT_WEIGHT = 0, ZT_BIAS };
+
+/* Never; under sequence parallelism (norms and row biases see a part of the rows); always (norms inside
+ * the heads see the rank's own heads). */
+enum zt_tp_sum { ZT_TP_SUM_NEVER = 0, ZT_TP_SUM_SEQUENCE, ZT_TP_SUM_ALWAYS };
 
 struct zt_tensor_def {
     char name[96];          /* Hugging Face name, e.g. "transformer.h.3.attn.c_attn.weight" */
@@ -82,8 +70,8 @@ struct zt_tensor_def {
     int64_t numel;          /* shape[0] x shape[1] */
     int tp_dim;             /* dimension cut by tensor parallelism, -1 = replicated */
     int tp_heads;           /* fused qkv: 3 pieces, each cut per head; 0 = plain cut */
-    bool tp_sum;            /* replicated; under sequence parallelism each rank has a part of its gradient,
-                             * to be summed over the tensor group */
+    enum zt_tp_sum tp_sum;  /* when a rank's gradient of a replicated tensor is a part, to be summed over the
+                             * tensor group */
     bool frozen;
     bool decay;             /* weight decay applies (ndim >= 2 unless optimizer.decay_1d) */
     enum zt_init init;

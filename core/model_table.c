@@ -120,7 +120,10 @@ static void set_cut(struct zt_tensor_def *d) {
     else
         d->tp_dim = is_row_cut(d->role) ? 1 : 0;
     d->tp_heads = d->role == ZT_ROLE_QKV ? 3 : 0;
-    d->tp_sum = d->tp_dim < 0;
+    if (d->role == ZT_ROLE_Q_NORM || d->role == ZT_ROLE_K_NORM)
+        d->tp_sum = ZT_TP_SUM_ALWAYS;
+    else /* the embedding's gradient is taken of all rows on every rank, and so is that of positions */
+        d->tp_sum = d->tp_dim < 0 && d->role != ZT_ROLE_POSITIONS ? ZT_TP_SUM_SEQUENCE : ZT_TP_SUM_NEVER;
 }
 
 static void set_init(struct zt_tensor_def *d, int64_t layers) {

@@ -19,7 +19,8 @@ struct zt_step_report {
     bool skipped;                 /* loss or gradients not finite: parameters, moments, step count kept */
     int64_t skipped_steps;        /* so far in this generation, this step included */
     int64_t nonfinite_gradients;  /* tensors of this rank's own part with one; -1 = not counted */
-    int64_t tokens;               /* supervised tokens of this rank in this step (sum over ranks = global) */
+    int64_t tokens; /* supervised tokens of this rank in this step (sum over data-parallel ranks =
+                       global) */
     int64_t tokens_input, tokens_supervised, tokens_padding;
     int64_t global_batch;         /* sequences really in this window, all ranks */
     double step_seconds, data_seconds, forward_seconds, backward_seconds, optimizer_seconds,

@@ -56,7 +56,8 @@ struct zt_probe {
     struct zt_device *device;
     struct zt_intervals *intervals;
     struct zt_progress *progress;
-    bool backward, failed;
+    struct zt_runtime *runtime;
+    bool running, backward, failed;  /* running: between begin and end */
     int64_t mark_ns, begin_ns;       /* start of the running compute segment, of the phase */
     int64_t forward_ns, backward_ns; /* of this step */
 };
@@ -64,6 +65,8 @@ struct zt_unit_source zt_probe_source(struct zt_probe *p);
 void zt_probe_step(struct zt_probe *p);  /* zeroes the step's times */
 void zt_probe_begin(struct zt_probe *p); /* around zt_model_step */
 int zt_probe_end(struct zt_probe *p, struct zt_error *err);
+/* zt_tensor_group.busy, arg the probe: the model waits for its tensor group, or goes on. */
+void zt_probe_busy(void *arg, bool computing);
 
 /* Allocated bytes at the end of steady steps: equal to step 2's, or somebody leaks. */
 struct zt_growth {
@@ -104,6 +107,7 @@ struct zt_trainer {
     struct zt_dataset *train_set, *valid_set;
     struct zt_loader *loader;
     struct zt_model *model;
+    struct zt_tensor_group group;
     struct zt_comm *world, *tensor, *dp_shard, *dp_replicate, *reshard, *control;
     struct zt_runtime *runtime;
     struct zt_intervals intervals;
@@ -127,8 +131,9 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err);
 /* What comm.measure_seconds asks for: times of collectives, as events COMM_MEASURED. */
 int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err);
 void zt_trainer_close(struct zt_trainer *t, bool failed);
-/* All ranks hold one specification and one set of parameters: hash[..] agree over the replicas.
- * `global` is the hash of the whole model. ZT_EDIVERGED names the rank and the unit. */
+/* All ranks hold one set of parameters: hashes agree over the replicas, and over the ranks of a
+ * tensor group for what each holds whole. `global` is the hash of the whole model. ZT_EDIVERGED
+ * names the ranks and the tensor. */
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
 
 /* train_step.c: one window, from data to update; the report's loss and time fields */

@@ -181,13 +181,26 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
     t->stage = ZT_STAGE_OPEN;
     TRY(zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t->table,
                              err));
+    TRY(zt_model_table_cut(&t->table, t->mesh.tensor,
+                           zt_mesh_coords(t->mesh, t->config->rank).tensor, err));
     const char *patterns[ZT_SPEC_MAX_LIST];
     for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
     TRY(zt_model_set_trainable(&t->table, patterns, s->training.trainable.n, err));
     for (int i = 0; i < t->table.n_tensors && s->optimizer.decay_1d; i++)
         t->table.tensors[i].decay = true;
-    struct zt_model_env env = {
-        t->ops, t->ctx, t->alloc, t->device, &t->ledger, t->recipe->compute, t->recipe->grad};
+    t->group = (struct zt_tensor_group){.degree = t->table.tensor_degree,
+                                        .rank = t->table.tensor_rank,
+                                        .sequence = s->parallelism.sequence_parallel,
+                                        .busy = zt_probe_busy,
+                                        .arg = &t->probe};
+    struct zt_model_env env = {.ops = t->ops,
+                               .ctx = t->ctx,
+                               .alloc = t->alloc,
+                               .device = t->device,
+                               .ledger = &t->ledger,
+                               .compute = t->recipe->compute,
+                               .grad = t->recipe->grad,
+                               .tensor = &t->group};
     TRY(zt_model_create(&t->table, &env, &t->model, err));
     TRY(open_feed(t, err));
     t->words = calloc((size_t)t->config->world * ZT_CONTROL_WORDS, sizeof *t->words);
@@ -260,53 +273,79 @@ out:
 
 /* ---- agreement ---- */
 
-/* On a mismatch: which unit differs. per_unit are this rank's sums, all ranks' are gathered. */
-static int name_divergence(struct zt_trainer *t, const struct zt_hash128 *per_unit, int rank,
-                           int other, struct zt_error *err) {
-    struct zt_coll_why why = {"", "hash of every unit", t->step, true};
-    size_t n = (size_t)t->table.n_units;
-    struct zt_hash128 *all = calloc(n * (size_t)t->config->world, sizeof *all);
-    if (!all) return zt_fail(err, ZT_ENOMEM, "trainer: no host memory");
-    int rc = zt_all_gather(t->control, per_unit, all, (int64_t)n * 2, ZT_I64,
-                           zt_device_compute(t->device), &why, err);
-    size_t u = 0;
-    while (rc == 0 && u < n &&
-           !memcmp(&all[(size_t)rank * n + u], &all[(size_t)other * n + u], sizeof *all))
-        u++;
-    if (rc == 0)
-        rc = zt_fail(
-            err, ZT_EDIVERGED,
-            "step %lld: rank %d holds other parameters than its replica rank %d, first in unit "
-            "%s; the run's numbers are not to be trusted: look for a faulty machine or "
-            "memory on one of the two",
-            (long long)t->step, rank, other, u < n ? t->table.units[u].name : "?");
-    free(all);
+/* On a mismatch of what ranks `rank` and `other` both hold: which tensor differs. Every rank comes
+ * here; `other` tells its sums, `rank` what differs from them. */
+static int name_divergence(struct zt_trainer *t, struct zt_hash128 *per_tensor, int rank, int other,
+                           struct zt_error *err) {
+    struct zt_coll_why why = {"", "hash of every tensor", t->step, true};
+    struct zt_stream *compute = zt_device_compute(t->device);
+    bool whole = zt_mesh_coords(t->mesh, rank).tensor != zt_mesh_coords(t->mesh, other).tensor;
+    int64_t n = t->table.n_tensors, first = 0;
+    struct zt_hash128 *theirs = calloc((size_t)n, sizeof *theirs);
+    int rc = 0;
+    if (!theirs) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    memcpy(theirs, per_tensor, (size_t)n * sizeof *theirs);
+    TRY(zt_broadcast(t->control, theirs, 2 * n, ZT_I64, other, ZT_ROOT_NONE, compute, &why, err));
+    while (first < n && (!memcmp(&theirs[first], &per_tensor[first], sizeof *theirs) ||
+                         (whole && t->table.tensors[first].tp_dim >= 0)))
+        first++;
+    TRY(zt_broadcast(t->control, &first, 1, ZT_I64, rank, ZT_ROOT_NONE, compute, &why, err));
+    TRY(zt_fail(
+        err, ZT_EDIVERGED,
+        "step %lld: rank %d holds other parameters than its %s rank %d, first in %s; the run's "
+        "numbers are not to be trusted: look for a faulty machine or memory on one of the two",
+        (long long)t->step, rank, whole ? "tensor group's" : "replica", other,
+        first < n ? t->table.tensors[first].name : "?"));
+out:
+    free(theirs);
     return rc;
+}
+
+/* What a rank says of its parameters: the sum that counts, and that over what every rank of its
+ * tensor group holds whole. */
+struct sums {
+    struct zt_hash128 own, whole;
+};
+
+static struct zt_hash128 whole_sum(const struct zt_trainer *t,
+                                   const struct zt_hash128 *per_tensor) {
+    struct zt_hash128 sum = {0, 0};
+    for (int i = 0; i < t->table.n_tensors; i++)
+        if (t->table.tensors[i].tp_dim < 0) zt_hash128_add(&sum, per_tensor[i]);
+    return sum;
+}
+
+/* The first of the ranks that hold what the one at c does. */
+static int first_replica(const struct zt_trainer *t, struct zt_coords c) {
+    c.replicate = 0;
+    /* whole parameters: shard ranks are replicas too */
+    if (!zt_policy(t->spec->parallelism.mode)->shard_optimizer) c.shard = 0;
+    return zt_mesh_rank(t->mesh, c);
 }
 
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err) {
     struct zt_coll_why why = {"", "parameter hash", t->step, true};
-    struct zt_hash128 own, *units = calloc((size_t)t->table.n_units, sizeof *units);
-    uint64_t(*all)[2] = calloc((size_t)t->config->world, sizeof *all);
+    struct zt_hash128 *tensors = calloc((size_t)t->table.n_tensors, sizeof *tensors);
+    struct sums own, *all = calloc((size_t)t->config->world, sizeof *all);
     int rc = 0;
-    if (!units || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
-    TRY(zt_runtime_parameter_hash(t->runtime, &own, units, err));
-    uint64_t words[2] = {own.lo, own.hi};
-    TRY(zt_all_gather(t->control, words, all, 2, ZT_I64, zt_device_compute(t->device), &why, err));
-    bool cut = zt_policy(t->spec->parallelism.mode)->shard_optimizer;
+    if (!tensors || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
+    TRY(zt_runtime_parameter_hash(t->runtime, &own.own, tensors, err));
+    own.whole = whole_sum(t, tensors);
+    TRY(zt_all_gather(t->control, &own, all, sizeof own / sizeof(int64_t), ZT_I64,
+                      zt_device_compute(t->device), &why, err));
     *global = (struct zt_hash128){0, 0};
     for (int i = 0; i < t->config->world; i++) {
-        struct zt_coords c = zt_mesh_coords(t->mesh, i), first = c;
-        first.replicate = 0;
-        if (!cut) first.shard = 0; /* whole parameters: shard ranks are replicas too */
-        int other = zt_mesh_rank(t->mesh, first);
-        if (other == i)
-            zt_hash128_add(global, (struct zt_hash128){all[i][0], all[i][1]});
-        else if (memcmp(all[i], all[other], sizeof all[i]))
-            TRY(name_divergence(t, units, i, other, err));
+        struct zt_coords c = zt_mesh_coords(t->mesh, i);
+        int replica = first_replica(t, c), peer = i - c.tensor; /* tensor is innermost */
+        if (replica == i)
+            zt_hash128_add(global, all[i].own);
+        else if (memcmp(&all[i], &all[replica], sizeof *all))
+            TRY(name_divergence(t, tensors, i, replica, err));
+        if (memcmp(&all[i].whole, &all[peer].whole, sizeof all->whole))
+            TRY(name_divergence(t, tensors, i, peer, err));
     }
 out:
-    free(units);
+    free(tensors);
     free(all);
     return rc;
 }
@@ -379,6 +418,7 @@ static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
                                  .dp_replicate = t->dp_replicate,
                                  .reshard = t->reshard,
                                  .control = t->control,
+                                 .tensor = t->tensor,
                                  .intervals = &t->intervals,
                                  .progress = t->config->progress};
     int rc = zt_runtime_create(&env, &t->runtime, err);
@@ -386,7 +426,9 @@ static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
     t->probe = (struct zt_probe){.inner = zt_runtime_source(t->runtime),
                                  .device = t->device,
                                  .intervals = &t->intervals,
-                                 .progress = t->config->progress};
+                                 .progress = t->config->progress,
+                                 .runtime = t->runtime};
+    t->group.comm = t->tensor;
     return agree(t, err);
 }
 

@@ -202,16 +202,25 @@ struct zt_unit_source zt_probe_source(struct zt_probe *p) {
                                    probe_backward_end};
 }
 
+void zt_probe_busy(void *arg, bool computing) {
+    struct zt_probe *p = arg;
+    if (p->running && !computing) leave_compute(p);
+    if (computing && zt_runtime_queued(p->runtime, NULL)) p->failed = true;
+    if (p->running && computing) enter_compute(p);
+}
+
 void zt_probe_step(struct zt_probe *p) { p->forward_ns = p->backward_ns = 0; }
 
 void zt_probe_begin(struct zt_probe *p) {
     p->backward = p->failed = false;
+    p->running = true;
     p->mark_ns = p->begin_ns = now(p);
 }
 
 /* Nothing is computed after the last unit's end: a segment here would only hide the tail. */
 int zt_probe_end(struct zt_probe *p, struct zt_error *err) {
     int64_t t = now(p);
+    p->running = false;
     *(p->backward ? &p->backward_ns : &p->forward_ns) += t - p->begin_ns;
     return p->failed ? zt_fail(err, ZT_ENOMEM, "step intervals: no host memory") : 0;
 }

@@ -22,7 +22,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/fixsum.h"
-#include "core/model.h"
+#include "core/span.h"
 
 struct zt_ops_ctx; /* pool, GEMM plans, dispatch level: created per trainer */
 

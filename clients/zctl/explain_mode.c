@@ -186,6 +186,7 @@ static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error 
     for (int i = 0; i < s->training.trainable.n; i++)
         patterns[i] = s->training.trainable.item[i];
     rc = rc ? rc : zt_model_set_trainable(&t, patterns, s->training.trainable.n, err);
+    rc = rc ? rc : zt_model_table_cut(&t, s->parallelism.tensor, 0, err);
     rc = rc ? rc : zt_unit_layout_build(&t, &lo, &l, err);
     rc = rc ? rc : zt_traffic_step(s, &t, &l, count_one, &tally, &peak, err);
     struct zt_state_bytes b = {0, 0, 0};

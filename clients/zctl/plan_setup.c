@@ -193,6 +193,26 @@ static int ask(struct zt_planning *p, struct zt_error *err) {
     return rc;
 }
 
+/* Whether rank `a` and rank `b` are on one host. */
+static bool same_host(const struct zt_planning *p, int a, int b) {
+    const struct zt_plan_live *l = &p->live;
+    if (l->n_order > 0 && l->n_order == p->spec.workers)
+        return strcmp(l->worker[l->order[a]].host, l->worker[l->order[b]].host) == 0;
+    return a / p->ranks_per_host == b / p->ranks_per_host;
+}
+
+static void warn_of_split_tensor_group(struct zt_planning *p) {
+    const int t = p->spec.parallelism.tensor;
+    for (int i = 0; i < p->spec.workers; i++)
+        if (!same_host(p, i - i % t, i)) { /* tensor is innermost */
+            zt_planning_say(p->warnings,
+                            "the tensor group of ranks %d to %d is not on one host: every layer waits for the link "
+                            "between hosts; take a tensor_parallel_degree that divides the ranks of a host",
+                            i - i % t, i - i % t + t - 1);
+            return;
+        }
+}
+
 int zt_planning_open(const struct zt_options *o, struct zt_run_file *f, struct zt_planning *p, struct zt_error *err) {
     p->o = o;
     p->file = f;
@@ -210,7 +230,10 @@ int zt_planning_open(const struct zt_options *o, struct zt_run_file *f, struct z
     json_array_clear(p->assumed);
     p->spec = f->spec;
     p->spec.verbatim = NULL;
-    return zt_planning_settle(p, &p->spec, &p->config, err);
+    rc = zt_planning_settle(p, &p->spec, &p->config, err);
+    if (rc == 0)
+        warn_of_split_tensor_group(p);
+    return rc;
 }
 
 void zt_planning_close(struct zt_planning *p) {

@@ -31,6 +31,10 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
     if (!table->config.tied_head)
         return zt_fail(err, ZT_EUNSUPPORTED,
                        "model.tied_head: false is not in this version; leave it out");
+    if (env->tensor && env->tensor->degree > 1)
+        return zt_fail(err, ZT_EUNSUPPORTED,
+                       "parallelism.tensor_parallel_degree: %d is not in this version; use 1",
+                       env->tensor->degree);
     if (env->grad != env->compute && env->grad != ZT_F32)
         return zt_fail(err, ZT_EINVAL,
                        "model: gradients are of the compute type %s or fp32, not %s",

@@ -39,6 +39,18 @@ struct zt_unit_source {
     int (*backward_end)(void *arg, int unit, struct zt_error *err);
 };
 
+/* The ranks that share every layer (tensor parallelism, Megatron-LM's rules): the table is cut for
+ * this one of them. Collectives run on the compute stream; busy(arg, false) before and busy(arg,
+ * true) after each, in evaluation too, so that the time is not taken for computing. comm may be set
+ * after zt_model_create, before the first step. */
+struct zt_tensor_group {
+    struct zt_comm *comm;
+    int degree, rank;
+    bool sequence; /* rows are cut outside the cut layers (sequence parallelism) */
+    void (*busy)(void *arg, bool computing);
+    void *arg;
+};
+
 struct zt_model;
 struct zt_model_env {
     const struct zt_ops *ops; struct zt_ops_ctx *ctx;
@@ -48,6 +60,7 @@ struct zt_model_env {
     /* Activation checkpointing of every n-th block (0: as 1). The same bits whatever is recomputed. */
     enum zt_recompute recompute;
     int64_t recompute_every;
+    const struct zt_tensor_group *tensor; /* the caller's; NULL: a group of one */
 };
 /* One micro-batch; tokens, targets and what belongs to them are device pointers [B*T]. targets -1 =
  * not counted. weights: factors of the tokens' losses and gradients, NULL = 1. starts: the first

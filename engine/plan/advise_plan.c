@@ -109,6 +109,7 @@ static int sent_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *e
     for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
     int rc = zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t, err);
     if (!rc) rc = zt_model_set_trainable(&t, patterns, s->training.trainable.n, err);
+    if (!rc) rc = zt_model_table_cut(&t, s->parallelism.tensor, 0, err);
     if (!rc) rc = zt_unit_layout_build(&t, &o, &l, err);
     if (!rc) rc = zt_traffic_step(s, &t, &l, add_sent, sent, NULL, err);
     zt_unit_layout_free(&l);

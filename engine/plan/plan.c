@@ -405,6 +405,7 @@ static int take_model(const struct zt_plan_config *c, struct zt_plan *p, struct 
     for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
     TRY(zt_model_set_trainable(&t, patterns, s->training.trainable.n, err));
     take_numbers(c, &t, p);
+    TRY(zt_model_table_cut(&t, s->parallelism.tensor, 0, err)); /* the ranks' parts are alike */
     TRY(take_units(s, &t, p, err));
 out:
     zt_model_table_free(&t);

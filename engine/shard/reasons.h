@@ -26,5 +26,8 @@
 #define ZT_WHY_MICRO_STEP_REPLICAS "gradients of the micro-step, over the replicas"
 #define ZT_WHY_WINDOW "gradients of the window"
 #define ZT_WHY_WINDOW_REPLICAS "gradients of the window, over the replicas"
+/* over the tensor group: a rank has seen a part of the rows, or of the heads, that a norm or a row
+ * bias is for */
+#define ZT_WHY_PARTIAL "gradients of parts, over the tensor group"
 
 #endif

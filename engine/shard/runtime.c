@@ -56,11 +56,9 @@ static int check_mode(const struct zt_runtime_env *env, const struct zt_policy *
         return zt_fail(err, ZT_EINVAL,
                        "parallelism.no_sync: zero2 cuts its gradients in every micro-step and "
                        "keeps no whole ones; zero1 reduces once per window");
-    if (env->mesh.tensor != 1)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "parallelism.tensor_parallel_degree: %d is not in this "
-                       "version; use 1",
-                       env->mesh.tensor);
+    if (env->table->tensor_degree != env->mesh.tensor || (env->mesh.tensor > 1 && !env->tensor))
+        return zt_fail(err, ZT_EINTERNAL, "a table cut %d times for a mesh of tensor degree %d",
+                       env->table->tensor_degree, env->mesh.tensor);
     if (row->mode == ZT_DDP && env->mesh.shard != 1)
         return zt_fail(err, ZT_EINVAL,
                        "parallelism.data_parallel_shard_degree: %d, but ddp keeps "
@@ -112,6 +110,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
     RT_TRY(rt_state_build(r, err));
     RT_TRY(rt_gather_build(r, err));
     RT_TRY(rt_reduce_build(r, err));
+    rt_tensor_build(r);
     if (s->optimizer.state_init == ZT_STATE_EAGER) RT_TRY(rt_state_moments(r, err));
     RT_TRY(create_events(r, err));
     *out = r;
@@ -162,9 +161,12 @@ int rt_collective_done(struct zt_runtime *r, struct zt_stream *s, struct zt_even
     const struct zt_device_ops *dev = zt_device_ops(r->env.device);
     int rc = r->env.progress ? dev->submit(s, touch_progress, r, err) : 0;
     if (rc == 0) rc = dev->event_record(e, s, err);
-    /* The log is a ring: it is read before it comes round. */
-    if (rc == 0 && ++r->queued == COLLECT_EVERY) rc = zt_runtime_collect(r, err);
-    return rc;
+    return rc ? rc : zt_runtime_queued(r, err);
+}
+
+/* The log is a ring: it is read before it comes round. */
+int zt_runtime_queued(struct zt_runtime *r, struct zt_error *err) {
+    return ++r->queued < COLLECT_EVERY ? 0 : zt_runtime_collect(r, err);
 }
 
 /* Orders `s` behind everything queued on compute so far, by event e: edges (1), (4), (5). */
@@ -199,6 +201,7 @@ int zt_runtime_window_begin(struct zt_runtime *r, int64_t step, struct zt_error 
     r->in_window = true;
     r->peak_g = 0;
     r->batch = 0;
+    r->tensor_summed = false;
     rt_sent_begin(r);
     return 0;
 }

@@ -30,12 +30,13 @@ struct zt_runtime_env {
     const struct zt_ops *ops;
     struct zt_ops_ctx *ctx;
     struct zt_comm *world, *dp_shard, *dp_replicate, *control; /* control: host-sized messages */
+    struct zt_comm *tensor;  /* tensor_parallel_degree > 1: the ranks that share each layer */
     struct zt_comm *reshard; /* reshard_after_forward: m: this rank's m neighbours of dp_shard */
     struct zt_intervals *intervals; /* communication, stall and own compute intervals go here */
     struct zt_progress *progress;   /* touched when a collective ends; may be NULL */
 };
-/* Builds the unit layout, allocates parameters (and m, v when eager), draws the weights by logical
- * index (D10). */
+/* Builds the unit layout of the table, which is that of this tensor rank; allocates parameters (and
+ * m, v when eager), draws the weights by logical index (D10). Vocabulary padding stays zero. */
 int zt_runtime_create(const struct zt_runtime_env *env, struct zt_runtime **out,
                       struct zt_error *err);
 void zt_runtime_destroy(struct zt_runtime *r);
@@ -49,8 +50,9 @@ int zt_runtime_window_begin(struct zt_runtime *r, int64_t step, struct zt_error 
 int zt_runtime_micro_begin(struct zt_runtime *r, int64_t micro, bool last, struct zt_error *err);
 int zt_runtime_eval_begin(struct zt_runtime *r, struct zt_error *err);
 int zt_runtime_eval_end(struct zt_runtime *r, struct zt_error *err);
-/* Issues the waits for this window's reductions on the compute stream; update does it if it was not
- * done. Apart so that the trainer can read communication times before the update. */
+/* Issues the waits for this window's reductions on the compute stream, and sums over the tensor
+ * group what of them is partial under sequence parallelism; update does it if it was not done.
+ * Apart so that the trainer can read communication times before the update. */
 int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err);
 /* An update: what the trainer asks for, then what came of it. */
 struct zt_update {
@@ -75,16 +77,19 @@ int64_t zt_runtime_updates(const struct zt_runtime *r);
 /* Takes the collectives finished since the last call out of the event log: their intervals go to
  * env.intervals, their bytes to the counter. Call it when none is in flight. */
 int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err);
+/* The model queued a collective of its own: the log is read before it comes round. */
+int zt_runtime_queued(struct zt_runtime *r, struct zt_error *err);
 int64_t
 zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), control apart */
 
 /* Parameter hash (D12): sum mod 2^128 over this rank's own logical elements; the caller adds ranks.
- * per_unit (may be NULL) has n_units entries that add up to *own. */
+ * What every tensor rank holds whole is in the sum of tensor rank 0 alone. per_tensor (may be
+ * NULL): n_tensors entries, each of all own elements whatever the rank. */
 struct zt_hash128 {
     uint64_t lo, hi;
 };
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
-                              struct zt_hash128 *per_unit, struct zt_error *err);
+                              struct zt_hash128 *per_tensor, struct zt_error *err);
 void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b);
 
 /* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units,
- * edges), runtime_gather.c, runtime_reduce.c, runtime_trace.c (intervals, bytes),
- * runtime_state.c (lasting buffers, initial weights, hash) and runtime_update.c (norm, optimizer).
+ * edges), runtime_gather.c, runtime_reduce.c, runtime_tensor.c (the tensor group), runtime_trace.c
+ * (intervals, bytes), runtime_state.c (lasting buffers, initial weights, hash) and runtime_update.c
+ * (norm, optimizer).
  * Private to engine/shard and its tests. */
 #ifndef ZT_ENGINE_RUNTIME_INT_H
 #define ZT_ENGINE_RUNTIME_INT_H
@@ -78,6 +79,9 @@ struct zt_runtime {
     bool bounded;               /* a reduction holds a buffer that goes when it is over */
     struct rt_launch *launched; /* in flight, in launch order */
     int n_launched, batch;
+    /* the tensor group: gradients of own elements that are partial, summed in this window or not */
+    int64_t partial;
+    bool tensor_summed;
     int64_t log_seen, queued, sent_before; /* queued: collectives since the log was read */
     int64_t requested_p, requested_o, peak_g;
 };
@@ -129,6 +133,27 @@ void rt_reduce_account(struct zt_runtime *r); /* gradient bytes that last beyond
 /* Gradient of the own elements after zt_runtime_wait_gradients, and its type; NULL: there is none.
  */
 void *rt_own_gradient(const struct zt_runtime *r, const struct rt_group *g, enum zt_dtype *t);
+
+/* runtime_tensor.c */
+
+/* A stretch of one tensor inside a range of a group: `at` from the range's start, and where in the
+ * logical tensor. Vocabulary padding is in none. */
+struct rt_piece {
+    int tensor;
+    int64_t at, count;
+    struct zt_span span;
+    int entry; /* of the group, and elements of its part that were walked over; zero before the */
+    int64_t done; /* first call */
+};
+/* The next piece of g's elements [from, from + count), in order; false: no more. */
+bool rt_piece_next(const struct zt_runtime *r, const struct rt_group *g, int64_t from,
+                   int64_t count, struct rt_piece *p);
+/* Whether this rank speaks for a tensor in sums over ranks: tensor rank 0 for what all hold whole.
+ */
+bool rt_speaks(const struct zt_runtime *r, int tensor);
+void rt_tensor_build(struct zt_runtime *r);
+/* Adds up the gradients that are partial, once per window, after all other reductions. */
+int rt_tensor_sum(struct zt_runtime *r, struct zt_error *err);
 
 /* runtime_trace.c */
 int64_t rt_now(const struct zt_runtime *r);

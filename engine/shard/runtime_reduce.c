@@ -249,5 +249,5 @@ int zt_runtime_wait_gradients(struct zt_runtime *r, struct zt_error *err) {
     ZT_ASSERT(r->in_window);
     int rc = rt_reduce_wait(r, 0, err);
     if (rc == 0) rt_reduce_account(r);
-    return rc;
+    return rc ? rc : rt_tensor_sum(r, err);
 }

@@ -31,22 +31,21 @@ int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, 
 }
 
 /* Own elements as runs of one decay flag; neighbours with the same flag join over the gap, unless
- * rounding has to know which tensor an element is of. */
+ * rounding has to know which element it is of which tensor. What lies in a gap is zero and stays
+ * so: it has no gradient. */
 static int build_runs(struct zt_runtime *r, struct rt_group *g) {
-    const struct zt_flat_group *d = g->def;
-    g->runs = calloc((size_t)d->n_entries, sizeof *g->runs);
+    size_t n = 1;
+    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) n++;
+    g->runs = calloc(n, sizeof *g->runs);
     if (!g->runs) return ZT_ENOMEM;
-    for (int i = 0; i < d->n_entries; i++) {
-        const struct zt_flat_entry *e = &r->layout.entries[d->first_entry + i];
-        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
-        bool decay = r->env.table->tensors[e->tensor].decay;
-        if (!p.count) continue;
+    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+        bool decay = r->env.table->tensors[p.tensor].decay;
         struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
         if (last && last->decay == decay && !r->recipe->stochastic)
             last->count = p.at + p.count - last->offset;
         else
-            g->runs[g->n_runs++] = (struct zt_optim_run){p.at, p.count, decay, (uint32_t)e->tensor,
-                                                         zt_span_plain((uint64_t)p.first, p.count)};
+            g->runs[g->n_runs++] =
+                (struct zt_optim_run){p.at, p.count, decay, (uint32_t)p.tensor, p.span};
     }
     return 0;
 }
@@ -67,16 +66,12 @@ static int draw(struct zt_runtime *r, const struct rt_group *g, void *base, enum
                 int64_t from, int64_t count, struct zt_error *err) {
     const struct zt_ops *ops = r->env.ops;
     int rc = ops->fill(r->env.ctx, t, base, 0.0f, count, err);
-    for (int i = 0; i < g->def->n_entries && !rc; i++) {
-        const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
-        const struct zt_tensor_def *d = &r->env.table->tensors[e->tensor];
-        struct zt_flat_part p = zt_flat_part(e, from, from + count);
+    for (struct rt_piece p = {0}; rc == 0 && rt_piece_next(r, g, from, count, &p);) {
+        const struct zt_tensor_def *d = &r->env.table->tensors[p.tensor];
         void *at = rt_at(base, p.at, t);
-        if (!p.count) continue;
         if (d->init == ZT_INIT_NORMAL)
-            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed,
-                                  (uint32_t)e->tensor, zt_span_plain((uint64_t)p.first, p.count),
-                                  p.count, d->init_std, err);
+            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)p.tensor,
+                                  p.span, p.count, d->init_std, err);
         else if (d->init == ZT_INIT_ONE)
             rc = ops->fill(r->env.ctx, t, at, 1.0f, p.count, err);
     }
@@ -177,26 +172,32 @@ static const void *value_at(const struct rt_group *g, int64_t at, enum zt_dtype 
                      : (void *)rt_at(g->store, g->own_from - g->store_from + at, g->def->dtype);
 }
 
-int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
-                              struct zt_hash128 *per_unit, struct zt_error *err) {
-    *own = (struct zt_hash128){0, 0};
-    if (per_unit) memset(per_unit, 0, (size_t)r->layout.n_units * sizeof *per_unit);
-    for (int i = 0; i < r->layout.n_entries; i++) {
-        const struct zt_flat_entry *e = &r->layout.entries[i];
-        const struct rt_group *g = &r->groups[r->layout.group_of[e->tensor]];
-        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+static int hash_group(struct zt_runtime *r, const struct rt_group *g, struct zt_hash128 *own,
+                      struct zt_hash128 *per_tensor, struct zt_error *err) {
+    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+        bool speaks = rt_speaks(r, p.tensor);
+        if (!speaks && !per_tensor) continue;
         enum zt_dtype t;
         const void *v = value_at(g, p.at, &t);
         uint64_t sum[2] = {0, 0};
-        int rc = p.count ? r->env.ops->hash_values(r->env.ctx, t, v, (uint32_t)e->tensor,
-                                                   zt_span_plain((uint64_t)p.first, p.count),
-                                                   p.count, sum, err)
-                         : 0;
+        int rc = r->env.ops->hash_values(r->env.ctx, t, v, (uint32_t)p.tensor, p.span, p.count, sum,
+                                         err);
         if (rc) return rc;
-        zt_hash128_add(own, (struct zt_hash128){sum[0], sum[1]});
-        if (per_unit) zt_hash128_add(&per_unit[e->unit], (struct zt_hash128){sum[0], sum[1]});
+        const struct zt_hash128 h = {sum[0], sum[1]};
+        if (speaks) zt_hash128_add(own, h);
+        if (per_tensor) zt_hash128_add(&per_tensor[p.tensor], h);
     }
     return 0;
+}
+
+int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
+                              struct zt_hash128 *per_tensor, struct zt_error *err) {
+    int rc = 0;
+    *own = (struct zt_hash128){0, 0};
+    if (per_tensor) memset(per_tensor, 0, (size_t)r->env.table->n_tensors * sizeof *per_tensor);
+    for (int i = 0; rc == 0 && i < r->layout.n_groups; i++)
+        rc = hash_group(r, &r->groups[i], own, per_tensor, err);
+    return rc;
 }
 
 /* ---- looking in ---- */

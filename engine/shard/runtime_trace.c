@@ -40,7 +40,7 @@ int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err) {
         for (int64_t i = 0; i < n; i++) {
             const struct zt_coll_record *c = &records[i];
             if (!c->end_ns) return 0;
-            if (!c->control)
+            if (!c->control && strcmp(c->group, "tensor"))
                 rt_used(r, c->kind == ZT_COLL_ALL_GATHER ? ZT_ROW_GATHERED : ZT_ROW_REDUCE,
                         c->dtype);
             int rc =
@@ -56,7 +56,8 @@ int zt_runtime_collect(struct zt_runtime *r, struct zt_error *err) {
 }
 
 static int64_t sent_so_far(const struct zt_runtime *r) {
-    const struct zt_comm *const groups[] = {r->env.dp_shard, r->env.dp_replicate, r->env.reshard};
+    const struct zt_comm *const groups[] = {r->env.dp_shard, r->env.dp_replicate, r->env.reshard,
+                                            r->env.tensor};
     int64_t sum = 0;
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (groups[i]) sum += zt_comm_totals(groups[i]).sent_bytes;

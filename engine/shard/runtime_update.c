@@ -4,7 +4,8 @@
  *
  * The norm is a sum of squares in integer limbs (core/fixsum.h): the same number for any cut of the
  * gradients over ranks, so clipping cannot make modes differ. Padding and alignment gaps are left
- * out, and so are replicas: only replicate coordinate 0 contributes when the limbs travel. */
+ * out, and so are copies: when the limbs travel, only replicate coordinate 0 contributes, and of
+ * what a tensor group's ranks all hold, its first. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,17 +25,17 @@ static int squares_of(struct zt_runtime *r, struct rt_group *g, struct norm *n,
     if (!base)
         return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld: no backward ran",
                        g->def->name, (long long)r->step);
-    for (int i = 0; i < g->def->n_entries; i++) {
-        const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + i];
-        struct zt_flat_part p = zt_flat_part(e, g->own_from, g->own_from + g->own_count);
+    int bad = -1; /* the last of them: a tensor may be in several pieces */
+    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
         struct zt_fixsum one;
-        if (!p.count) continue;
+        if (!rt_speaks(r, p.tensor)) continue;
         zt_fixsum_zero(&one);
         int rc = r->env.ops->sum_squares(r->env.ctx, t, rt_at(base, p.at, t), p.count, &one, err);
         if (rc) return rc;
         if (isnan(zt_fixsum_value(&one))) {
-            n->bad++;
-            if (n->first_bad < 0 || e->tensor < n->first_bad) n->first_bad = e->tensor;
+            n->bad += p.tensor != bad;
+            bad = p.tensor;
+            if (n->first_bad < 0 || bad < n->first_bad) n->first_bad = bad;
         }
         zt_fixsum_merge(&n->sum, &one);
     }
@@ -43,7 +44,7 @@ static int squares_of(struct zt_runtime *r, struct rt_group *g, struct norm *n,
 
 /* Whether ranks own different elements, so that sums of them have to travel. */
 static bool owners_differ(const struct zt_runtime *r) {
-    return r->shard > 1 && r->policy->shard_optimizer;
+    return (r->shard > 1 && r->policy->shard_optimizer) || r->env.mesh.tensor > 1;
 }
 
 /* Adds the limbs of all ranks; the flag of a value that is not finite travels with them. */

@@ -105,7 +105,11 @@ static void check_cut(const struct zt_model_config *c, int degree) {
             zt_model_table_free(&t);
         }
         const bool replicated = whole.tensors[k].tp_dim < 0;
-        cr_assert_eq(replicated, whole.tensors[k].tp_sum);
+        const enum zt_role role = whole.tensors[k].role;
+        cr_assert_eq(whole.tensors[k].tp_sum,
+                     role == ZT_ROLE_Q_NORM || role == ZT_ROLE_K_NORM ? ZT_TP_SUM_ALWAYS
+                     : replicated && role != ZT_ROLE_POSITIONS        ? ZT_TP_SUM_SEQUENCE
+                                                                      : ZT_TP_SUM_NEVER);
         for (int64_t i = 0; i < numel; i++)
             cr_assert_eq(held[i], replicated ? degree : 1, "%s: element %lld", whole.tensors[k].name, (long long)i);
         free(held);
@@ -174,7 +178,7 @@ Test(model_cut, what_a_rank_has) {
             cr_expect_eq(local(&t), want[i].rank_has, "%s: %lld", want[i].preset, (long long)local(&t));
             replicated = 0;
             for (int k = 0; k < t.n_tensors; k++)
-                replicated += t.tensors[k].tp_sum ? t.tensors[k].numel : 0;
+                replicated += t.tensors[k].tp_dim < 0 ? t.tensors[k].numel : 0;
             cr_expect_eq(replicated, want[i].replicated, "%s", want[i].preset);
             zt_model_table_free(&t);
         }

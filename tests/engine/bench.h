@@ -15,7 +15,8 @@
 struct bench_options {
     const char *more;            /* lines added to the specification, NULL = none */
     const struct zt_policy *row; /* NULL = the mode of the specification */
-    int shard;                   /* shard degree, 0 = 1 */
+    int shard, tensor;           /* degrees, 0 = 1 */
+    bool sequence;               /* parallel */
     size_t capacity;             /* 0 = 64 MiB */
     int threads;
     bool no_overlap; /* options that run.yaml does not open yet */
@@ -23,6 +24,7 @@ struct bench_options {
     const char *model; /* fields of the model, NULL = 3 layers of width 32 */
     void (*tune)(struct zt_spec *s, const void *arg); /* last word on the specification */
     const void *tune_arg;
+    bool no_model;
     bool poison;     /* struct zt_alloc_options */
     int64_t late_ns; /* each collective waits a random time up to this */
     int per_host;    /* ranks of a host, hosts linked by tcp; 0: all on one, by shared memory */
@@ -37,7 +39,8 @@ struct bench {
     struct zt_ops_ctx *ctx;
     struct zt_model_table table;
     struct zt_model *model;
-    struct zt_comm *comm, *dp_shard, *dp_replicate, *reshard, *control;
+    struct zt_tensor_group group;
+    struct zt_comm *comm, *tensor, *dp_shard, *dp_replicate, *reshard, *control;
     struct zt_intervals intervals;
     struct zt_runtime *runtime;
     int32_t *tokens, *targets;
@@ -59,8 +62,9 @@ static inline int bench_spec(struct bench *b, const struct bench_options *o, str
     int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
     if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
     if (rc) return rc;
-    int shard = o->shard ? o->shard : 1;
-    b->mesh = (struct zt_mesh){b->world / shard, shard, 1};
+    int shard = o->shard ? o->shard : 1, tensor = o->tensor ? o->tensor : 1;
+    b->mesh = (struct zt_mesh){b->world / shard / tensor, shard, tensor};
+    b->spec.parallelism.sequence_parallel = o->sequence;
     if (o->row) b->spec.parallelism.mode = o->row->mode;
     b->spec.parallelism.overlap = !o->no_overlap;
     b->spec.parallelism.bucket_mib = o->bucket_mib;
@@ -105,6 +109,12 @@ out:
     return rc;
 }
 
+/* The model's own collectives are read out of the log in time, as the trainer has it. */
+static inline void bench_busy(void *arg, bool computing) {
+    struct bench *b = arg;
+    if (computing && zt_runtime_queued(b->runtime, NULL)) abort();
+}
+
 static inline int bench_open(struct bench *b, int rank, int world, struct ranks_shared *shared,
                              const struct bench_options *o, struct zt_error *e) {
     void *p = NULL;
@@ -121,18 +131,32 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     RT_TRY(zt_ops_cpu_create(o->threads ? o->threads : 1, NULL, NULL, &b->ctx, e));
     RT_TRY(zt_model_table_build(&b->spec.model, b->spec.parallelism.wrap,
                                 b->spec.parallelism.wrap_n, &b->table, e));
+    RT_TRY(zt_model_table_cut(&b->table, b->mesh.tensor, zt_mesh_coords(b->mesh, rank).tensor, e));
     const char *patterns[ZT_SPEC_MAX_LIST];
     for (int i = 0; i < b->spec.training.trainable.n; i++)
         patterns[i] = b->spec.training.trainable.item[i];
     RT_TRY(zt_model_set_trainable(&b->table, patterns, b->spec.training.trainable.n, e));
     const struct zt_recipe *recipe = zt_recipe_find(b->spec.precision.recipe);
     b->scale = recipe->scaled ? 1024 : 1;
-    struct zt_model_env env = {zt_ops_cpu(), b->ctx,          b->alloc,      b->device,
-                               &b->ledger,   recipe->compute, recipe->grad};
-    RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
+    b->group = (struct zt_tensor_group){.degree = b->table.tensor_degree,
+                                        .rank = b->table.tensor_rank,
+                                        .sequence = b->spec.parallelism.sequence_parallel,
+                                        .busy = bench_busy,
+                                        .arg = b};
+    struct zt_model_env env = {.ops = zt_ops_cpu(),
+                               .ctx = b->ctx,
+                               .alloc = b->alloc,
+                               .device = b->device,
+                               .ledger = &b->ledger,
+                               .compute = recipe->compute,
+                               .grad = recipe->grad,
+                               .tensor = &b->group};
+    if (!o->no_model) RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
     RT_TRY(bench_world(b, shared, o, e));
     if (o->late_ns)
         zt_comm_inject(b->comm, &(struct zt_comm_inject){.seed = 5, .max_delay_ns = o->late_ns});
+    RT_TRY(bench_split(b, ZT_AXIS_TENSOR, "tensor", &b->tensor, e));
+    b->group.comm = b->tensor;
     RT_TRY(bench_split(b, ZT_AXIS_SHARD, "dp_shard", &b->dp_shard, e));
     RT_TRY(bench_split_reshard(b, e));
     RT_TRY(bench_split(b, ZT_AXIS_REPLICATE, "dp_replicate", &b->dp_replicate, e));
@@ -151,6 +175,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
                                 .dp_replicate = b->dp_replicate,
                                 .reshard = b->reshard,
                                 .control = b->control,
+                                .tensor = b->tensor,
                                 .intervals = &b->intervals};
     RT_TRY(rt_create(&re, o->row ? o->row : zt_policy(b->spec.parallelism.mode), &b->runtime, e));
     RT_TRY(zt_malloc(b->alloc, BENCH_ROWS * BENCH_T * 4, zt_device_compute(b->device),
@@ -170,6 +195,7 @@ static inline void bench_close(struct bench *b) {
     if (b->dp_replicate) zt_comm_destroy(b->dp_replicate);
     if (b->reshard) zt_comm_destroy(b->reshard);
     if (b->dp_shard) zt_comm_destroy(b->dp_shard);
+    if (b->tensor) zt_comm_destroy(b->tensor);
     if (b->comm) zt_comm_destroy(b->comm);
     if (b->alloc) {
         zt_free(b->alloc, b->tokens);
@@ -285,15 +311,16 @@ struct bench_job {
 static inline int bench_steps(int rank, int world, void *arg) {
     struct bench_job *j = arg;
     struct bench b;
-    struct zt_hash128 h, units[8];
+    struct zt_hash128 h, tensors[64];
     struct zt_error e = {0};
     OK(bench_open(&b, rank, world, &j->shared, &j->o, &e));
     for (int s = 0; s <= BENCH_STEPS; s++) {
         if (s) OK(bench_step(&b, s, s * 100, j->global, j->micros, &e));
-        OK(zt_runtime_parameter_hash(b.runtime, &h, units, &e));
+        EXPECT(b.table.n_tensors <= 64, "size");
+        OK(zt_runtime_parameter_hash(b.runtime, &h, tensors, &e));
         struct zt_hash128 sum = {0, 0};
-        for (int u = 0; u < b.table.n_units; u++) zt_hash128_add(&sum, units[u]);
-        EXPECT(sum.lo == h.lo && sum.hi == h.hi, "units do not add up");
+        for (int k = 0; k < b.table.n_tensors; k++) zt_hash128_add(&sum, tensors[k]);
+        EXPECT(sum.lo == h.lo && sum.hi == h.hi, "tensors do not add up");
         j->r[s][rank] = (struct bench_result){{h.lo, h.hi}, b.norm, b.loss};
     }
     bench_close(&b);

@@ -673,7 +673,7 @@ Test(train, death_of_a_rank_names_it) {
     }
 }
 
-/* A replica whose parameters were changed behind our back is named, and the unit with it. */
+/* A replica whose parameters were changed behind our back is named, and the tensor with it. */
 static int diverged_rank(int rank, int world, void *arg) {
     struct train_job *j = arg;
     struct train_self self = {j, rank};
@@ -697,7 +697,9 @@ static int diverged_rank(int rank, int world, void *arg) {
         ((uint32_t *)(uintptr_t)zt_runtime_parameter(t.runtime,
                                                      t.table.units[2].first_tensor + 2))[7] ^= 1;
     EXPECT(zt_trainer_check_hash(&t, &h, &e) == ZT_EDIVERGED, "not found");
-    EXPECT(strstr(e.msg, "rank 2") && strstr(e.msg, t.table.units[2].name), "%s", e.msg);
+    EXPECT(strstr(e.msg, "rank 2") &&
+               strstr(e.msg, t.table.tensors[t.table.units[2].first_tensor + 2].name),
+           "%s", e.msg);
     zt_trainer_close(&t, false);
     zt_spec_free(&s);
     return 0;

@@ -227,8 +227,13 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
     size_t bytes = (size_t)(o->B * o->T) * sizeof *r->tokens;
     r->tokens = rig_device(r, bytes, ZT_TAG_PARAMETERS, "tokens"); /* not counted in activations */
     r->targets = rig_device(r, bytes, ZT_TAG_PARAMETERS, "targets");
-    struct zt_model_env env = {r->ops,     r->ctx,     r->alloc, r->device,
-                               &r->ledger, o->compute, o->grad};
+    struct zt_model_env env = {.ops = r->ops,
+                               .ctx = r->ctx,
+                               .alloc = r->alloc,
+                               .device = r->device,
+                               .ledger = &r->ledger,
+                               .compute = o->compute,
+                               .grad = o->grad};
     ok(zt_model_create(&r->table, &env, &r->model, &e), &e);
     rig_draw(r);
 }
