@@ -167,16 +167,23 @@ static inline void add_generation(struct zt_batch *b, const char *id, uint32_t g
 }
 
 /* A run with one generation, as the machine and the shell would have written it. */
-static inline void add_run(struct bench *b, const char *id, const char *name, uint64_t order, int world, int64_t keep, int64_t warmup)
+static inline void add_run_of(struct bench *b, const char *id, const char *name, uint64_t order, struct zt_mesh mesh, int64_t keep,
+                              int64_t warmup)
 {
+    const int world = zt_mesh_world(mesh);
     struct zt_batch *batch = zt_batch_new();
     struct zt_row_run r = a_run(id, name, order, ZT_RUN_RUNNING, 1, world);
+    r.mesh = mesh;
     struct zt_run_blobs blobs = { .run_yaml = "version: 1\n", .run_yaml_bytes = 11, .file = "run.yaml", .normalised = "version: 1\n",
                                   .hash = "00", .mode = "ddp", .overrides = "[\"training.steps=100\"]", .per_rank_keep = keep,
                                   .warmup_steps = warmup, .max_restarts = 3 };
     zt_batch_run(batch, &r, &blobs);
     add_generation(batch, id, 1, world);
     cr_assert_eq(bench_commit(b, batch), 0);
+}
+static inline void add_run(struct bench *b, const char *id, const char *name, uint64_t order, int world, int64_t keep, int64_t warmup)
+{
+    add_run_of(b, id, name, order, (struct zt_mesh){ world, 1, 1 }, keep, warmup);
 }
 
 struct a_report { Zt__StepReport r; Zt__TagBytes at, max, persistent; Zt__ExposedBy e; Zt__ExposedBy *list[1]; };

@@ -117,6 +117,23 @@ Test(machine, ranks_by_host_and_local_ranks) {
     }
     cr_assert_eq(B.run[r].mesh.replicate, 2);
     cr_assert_eq(B.run[r].mesh.tensor, 2);
+    cr_assert_null(bench_find_event("TENSOR_GROUP_SPLIT"));
+}
+/* Three workers here, one there: the second pair is on both. */
+Test(machine, a_tensor_group_over_two_hosts_is_told) {
+    static const char *names[] = {"0", "1", "2"};
+    for (int i = 0; i < 3; i++) bench_worker(names[i], "a");
+    bench_worker("0", "b");
+    bench_wait(1.2);
+    struct zt_run_config c = bench_config(4);
+    c.tensor = 2;
+    int r = bench_submit("job", c);
+    cr_assert_eq(B.run[r].workers, 4);
+    cr_assert_str_eq(B.rank[r][1].worker_id, "a/1", "what fits on a host stays there");
+    const struct zt_row_event *e = bench_find_event("TENSOR_GROUP_SPLIT");
+    cr_assert(e);
+    cr_assert_eq(e->level, 2);
+    cr_assert(strstr(e->message, "ranks 2 to 3: rank 2 is on a, rank 3 on b"), "%s", e->message);
 }
 Test(machine, a_run_without_workers_fills_the_idle_ones) {
     for (int i = 0; i < 5; i++) bench_worker((char[2]){(char)('0' + i), 0}, "a");

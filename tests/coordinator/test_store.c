@@ -102,6 +102,22 @@ Test(store, rollup_is_the_exact_sum_over_ranks) {
     bench_end(&b);
 }
 
+/* Ranks 0 and 1, and 2 and 3, saw the same tokens. */
+Test(store, tokens_of_a_tensor_group_count_once) {
+    struct bench b;
+    bench_folder(&b);
+    bench_open(&b, NULL);
+    add_run_of(&b, RUN1, "a", 1, (struct zt_mesh){ 1, 2, 2 }, 1000, 0);
+    sqlite3 *db = open_reader(&b);
+    for (uint32_t r = 0; r < 4; r++)
+        cr_assert_eq(commit_step(&b, RUN1, r, 7, 1), 0);
+    cr_expect_eq(number_of(db, "SELECT tokens FROM step_rollup"), 2 * 1007 + 10 * (0 + 2));
+    cr_expect_eq(real_of(db, "SELECT tokens_per_second FROM step_rollup"), (2 * 1007 + 20) / 1.25);
+    cr_expect_eq(real_of(db, "SELECT step_seconds FROM step_rollup"), 1.25, "the slowest of all four");
+    sqlite3_close(db);
+    bench_end(&b);
+}
+
 Test(store, older_generations_never_replace) {
     struct bench b;
     bench_folder(&b);
