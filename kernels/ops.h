@@ -85,6 +85,18 @@ struct zt_attention {
     int64_t first_sample, sample_stride, first_head, heads_all;
 };
 
+/* Rows [first, first + rows) of a vocabulary of `whole`, one rank's part of it; what lies beyond
+ * `whole` is padding, which stands for no token. */
+struct zt_vocab {
+    int64_t first, rows, whole;
+};
+static inline struct zt_vocab zt_vocab_all(int64_t V) { return (struct zt_vocab){0, V, V}; }
+/* How many of the rows are no padding. */
+static inline int64_t zt_vocab_valid(struct zt_vocab v) {
+    const int64_t left = v.whole - v.first;
+    return left < 0 ? 0 : left < v.rows ? left : v.rows;
+}
+
 struct zt_ops {
     const char *device; /* "cpu", "cuda", "sim" */
 
@@ -104,17 +116,20 @@ struct zt_ops {
                          const void *dy, int64_t N, int64_t C, bool accumulate, void *workspace,
                          struct zt_error *err);
 
-    /* out[B*T,C] = wte[token] + wpe[position] (wpe NULL: no positions) */
+    /* out[B*T,C] = wte[token] + wpe[position] (wpe NULL: no positions). wte [v.rows, C]; a token
+     * that is another part's counts as a row of zeros. ZT_EDATA names the place of a token outside the
+     * whole vocabulary. */
     int (*embedding_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const int32_t *tokens,
                              const void *wte, const void *wpe, int64_t B, int64_t T, int64_t C,
-                             int64_t V, struct zt_error *err);
-    /* dwte[V,C] += , dwpe[T..,C] +=, either may be NULL; additions in token order, so bits do not
-     * depend on threads. The workspace (N = B*T rows) orders the tokens of a 16-bit gradient, whose
-     * rows are summed in fp32 and rounded once; none for an fp32 one. */
+                             struct zt_vocab v, struct zt_error *err);
+    /* dwte[v.rows,C] += , dwpe[T..,C] +=, either may be NULL; tokens of other parts add to dwpe alone.
+     * Additions in token order, so bits do not depend on threads. The workspace (N = B*T rows) orders
+     * the tokens of a 16-bit gradient, whose rows are summed in fp32 and rounded once; none for an
+     * fp32 one. */
     size_t (*embedding_backward_workspace)(int64_t N, enum zt_dtype gt);
     int (*embedding_backward)(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
-                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              int64_t T, int64_t C, struct zt_vocab v, void *workspace,
                               struct zt_error *err);
 
     /* LayerNorm over the last dimension; residual != NULL: first sum = in + residual (written to
@@ -180,12 +195,31 @@ struct zt_ops {
                               const void *out, const float *lse, const struct zt_attention *a,
                               void *workspace, struct zt_error *err);
 
-    /* Softmax cross-entropy fused in place: logits[N,V] become dlogits = scale (softmax - onehot)
-     * when `backward`, else are left undefined. losses[N] fp32 (0 where target = -1). Rows with
-     * target -1 get zero gradient. ZT_EDATA names the row of a target outside [0,V). */
+    /* Softmax cross-entropy fused in place: logits[N,V] become dlogits = scale weight (softmax -
+     * onehot) when `backward`, else are left undefined. losses[N] fp32, times the row's weight (0
+     * where target = -1). weights [N] fp32, NULL: all 1. Rows with target -1 get zero gradient.
+     * ZT_EDATA names the row of a target outside [0,V). */
     int (*cross_entropy)(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
-                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
-                         struct zt_error *err);
+                         const int32_t *targets, const float *weights, int64_t N, int64_t V,
+                         float scale, bool backward, struct zt_error *err);
+
+    /* The same over parts of the vocabulary, in three steps; between them max is combined over the
+     * parts by maximum and sums by addition, three floats a row. logits[N, v.rows] are the columns of
+     * this part; padding columns are not read and get gradient 0. One part without padding gives
+     * cross_entropy's bits.
+     *   vocab_max   max[N] of the part's logits; -inf where there are none
+     *   vocab_sum   sums[2][N]: the sum of e^(logit - max); the target's logit - max, 0 where the
+     *               target is another part's. Both 0 where target = -1. ZT_EDATA as cross_entropy.
+     *   vocab_loss  as cross_entropy; losses are those of the whole vocabulary, on every part */
+    int (*vocab_max)(struct zt_ops_ctx *x, enum zt_dtype t, float *max, const void *logits, int64_t N,
+                     struct zt_vocab v, struct zt_error *err);
+    int (*vocab_sum)(struct zt_ops_ctx *x, enum zt_dtype t, float *sums, const void *logits,
+                     const float *max, const int32_t *targets, int64_t N, struct zt_vocab v,
+                     struct zt_error *err);
+    int (*vocab_loss)(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
+                      const float *sums, const float *max, const int32_t *targets,
+                      const float *weights, int64_t N, struct zt_vocab v, float scale, bool backward,
+                      struct zt_error *err);
 
     /* AdamW, T-ADAM's order */
     int (*adamw)(struct zt_ops_ctx *x, const struct zt_adamw_buffers *b, int64_t n,

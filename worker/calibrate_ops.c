@@ -263,7 +263,7 @@ static int call_rows(struct zt_ops_ctx *x, const struct buffers *b, const struct
     if (!strcmp(c->how, "bias_backward")) {
         return o->bias_backward(x, t, t, out, in, N, C, false, b->work, err);
     }
-    return o->cross_entropy(x, t, out, b->side[3], b->targets, N, C, 1.0f / (float)N, true, err);
+    return o->cross_entropy(x, t, out, b->side[3], b->targets, NULL, N, C, 1.0f / (float)N, true, err);
 }
 
 /* in: q, k, v; other: gradients and results of a forward */

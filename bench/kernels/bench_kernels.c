@@ -166,7 +166,7 @@ static void run_bias(void *arg) {
 }
 static void run_cross_entropy(void *arg) {
     const struct rows *r = arg;
-    must(ops->cross_entropy(ctx, ZT_F32, r->a, r->mean, r->target, r->N, r->C, 1.0f, true, &err));
+    must(ops->cross_entropy(ctx, ZT_F32, r->a, r->mean, r->target, NULL, r->N, r->C, 1.0f, true, &err));
 }
 
 static void bench_rows(const char *name, body_fn *body, int64_t N, int64_t C, double passes) {

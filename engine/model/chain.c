@@ -29,7 +29,7 @@ static int forward_embedding(struct zt_model *m, const struct zt_unit_source *sr
                         "stream", 0, &m->stream[0], err));
     TRY(m->env.ops->embedding_forward(m->env.ctx, m->env.compute, m->stream[0], b->tokens,
                                       v.param[f->tokens], zt_tensor(v.param, f->positions), b->B,
-                                      b->T, c->dim, c->vocab_size, err));
+                                      b->T, c->dim, zt_vocab_all(c->vocab_size), err));
     zt_model_segment_end(m, "embedding forward", f->embed_unit);
     TRY(src->forward_end(src->arg, f->embed_unit, err));
 out:
@@ -125,7 +125,8 @@ static int backward_embedding(struct zt_model *m, const struct zt_batch *b,
         rc = ops->embedding_backward(m->env.ctx, m->env.compute, m->env.grad,
                                      zt_model_gradient(m, unit, v, f->tokens),
                                      zt_model_gradient(m, unit, v, f->positions), m->dstream,
-                                     b->tokens, b->B, b->T, c->dim, c->vocab_size, workspace, err);
+                                     b->tokens, b->B, b->T, c->dim, zt_vocab_all(c->vocab_size),
+                                     workspace, err);
     zt_free(m->env.alloc, workspace);
     zt_model_segment_end(m, "embedding backward", unit);
     return rc;

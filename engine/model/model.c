@@ -92,8 +92,8 @@ static int loss_in_place(struct zt_model *m, const struct zt_batch *b, float los
         zt_model_buffer(m, rows, 1, ZT_F32, ZT_TAG_TEMPORARY, "token losses", -1, &losses, err);
     if (rc != 0) return rc;
     zt_model_segment_begin(m);
-    rc = ops->cross_entropy(m->env.ctx, m->env.compute, m->logits, losses, b->targets, rows,
-                            m->table->config.vocab_size, loss_scale, backward, err);
+    rc = ops->cross_entropy(m->env.ctx, m->env.compute, m->logits, losses, b->targets, NULL,
+                            rows, m->table->config.vocab_size, loss_scale, backward, err);
     if (rc == 0) rc = ops->sum_values(m->env.ctx, losses, rows, loss_sum, err);
     zt_model_segment_end(m, "loss", 0);
     zt_free(m->env.alloc, losses);

@@ -39,6 +39,12 @@ static inline void *zt_cpu_at(const void *buffer, int64_t index, enum zt_dtype t
 typedef void zt_cpu_range_fn(void *arg, int64_t first, int64_t count, int thread);
 void zt_cpu_range(struct zt_ops_ctx *x, int64_t n, int64_t grain, zt_cpu_range_fn *fn, void *arg);
 
+/* Rows of C elements that make a unit of work of about 16 Ki elements. */
+static inline int64_t zt_cpu_unit_rows(int64_t C) {
+    const int64_t rows = 16384 / (C > 0 ? C : 1);
+    return rows < 1 ? 1 : rows;
+}
+
 /* elementwise.c */
 int zt_cpu_add(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *a, const void *b,
                int64_t n, struct zt_error *err);
@@ -88,10 +94,10 @@ int zt_cpu_bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt
                          struct zt_error *err);
 int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
-                             int64_t T, int64_t C, int64_t V, struct zt_error *err);
+                             int64_t T, int64_t C, struct zt_vocab v, struct zt_error *err);
 int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
-                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              int64_t T, int64_t C, struct zt_vocab v, void *workspace,
                               struct zt_error *err);
 int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *mean,
                              float *rstd, const void *in, const void *residual, void *sum,
@@ -110,9 +116,20 @@ int zt_cpu_rmsnorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype
                             void *workspace, struct zt_error *err);
 int zt_cpu_rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
                 int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse, struct zt_error *err);
+
+/* loss.c */
 int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
-                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
-                         struct zt_error *err);
+                         const int32_t *targets, const float *weights, int64_t N, int64_t V,
+                         float scale, bool backward, struct zt_error *err);
+int zt_cpu_vocab_max(struct zt_ops_ctx *x, enum zt_dtype t, float *max, const void *logits,
+                     int64_t N, struct zt_vocab v, struct zt_error *err);
+int zt_cpu_vocab_sum(struct zt_ops_ctx *x, enum zt_dtype t, float *sums, const void *logits,
+                     const float *max, const int32_t *targets, int64_t N, struct zt_vocab v,
+                     struct zt_error *err);
+int zt_cpu_vocab_loss(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
+                      const float *sums, const float *max, const int32_t *targets,
+                      const float *weights, int64_t N, struct zt_vocab v, float scale,
+                      bool backward, struct zt_error *err);
 
 /* attention.c */
 int zt_cpu_attention_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,

@@ -1,18 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/layers.c: embedding, norms, rotary positions, bias gradient and
- * cross-entropy.
+/* kernels/cpu/layers.c: embedding, norms, rotary positions and bias gradient.
  *
  * Sums over rows are cut into blocks of rows by N alone; each block's sum goes to the workspace and
  * the blocks are added in order, so the bits do not depend on the threads. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
-
-/* Rows of C elements that make a unit of work of about 16 Ki elements. */
-static int64_t rows_per_unit(int64_t C) {
-    const int64_t rows = 16384 / (C > 0 ? C : 1);
-    return rows < 1 ? 1 : rows;
-}
 
 /* out[columns] of type gt (+)= the sum of `blocks` rows of `stride` floats, in order. */
 static void add_blocks(const struct zt_vec *vec, enum zt_dtype gt, void *out, const float *part,
@@ -76,9 +69,17 @@ struct embedding {
     const void *wte, *wpe;
     void *dwte, *dwpe;
     const void *dout;
-    const uint64_t *order; /* rows sorted by token: token << 32 | row; only for a 16-bit gradient */
-    int64_t rows, T, C;
+    const uint64_t *order; /* `ordered` rows sorted by token: own token << 32 | row; only for a
+                              16-bit gradient */
+    int64_t ordered, rows, T, C;
+    struct zt_vocab v;
 };
+
+/* The row of wte that row r of the batch reads, -1: another part's. */
+static int64_t own_token(const struct embedding *j, int64_t r) {
+    const int64_t token = j->tokens[r] - j->v.first;
+    return token >= 0 && token < j->v.rows ? token : -1;
+}
 
 static int check_tokens(const int32_t *tokens, int64_t T, int64_t rows, int64_t V,
                         struct zt_error *err) {
@@ -94,23 +95,27 @@ static int check_tokens(const int32_t *tokens, int64_t T, int64_t rows, int64_t 
 
 static void embed_rows(void *arg, int64_t first, int64_t count, int thread) {
     const struct embedding *j = arg;
-    const size_t n = (size_t)j->C;
+    const size_t n = (size_t)j->C, bytes = n * zt_dtype_size(j->t);
     (void)thread;
     for (int64_t r = first; r < first + count; r++) {
-        const void *token = zt_cpu_at(j->wte, j->tokens[r] * j->C, j->t);
+        const int64_t own = own_token(j, r);
+        const void *token = own < 0 ? NULL : zt_cpu_at(j->wte, own * j->C, j->t);
+        const void *position = j->wpe ? zt_cpu_at(j->wpe, r % j->T * j->C, j->t) : NULL;
         void *out = zt_cpu_at(j->out, r * j->C, j->t);
-        if (j->wpe)
-            j->vec->of[j->t].add(out, token, zt_cpu_at(j->wpe, r % j->T * j->C, j->t), n);
+        if (token && position)
+            j->vec->of[j->t].add(out, token, position, n);
+        else if (token || position)
+            memcpy(out, token ? token : position, bytes);
         else
-            memcpy(out, token, n * zt_dtype_size(j->t));
+            memset(out, 0, bytes);
     }
 }
 
 int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
-                             int64_t T, int64_t C, int64_t V, struct zt_error *err) {
+                             int64_t T, int64_t C, struct zt_vocab v, struct zt_error *err) {
     int rc = zt_cpu_need_float("embedding_forward", t, err);
-    if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, V, err);
+    if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, v.whole, err);
     if (rc != ZT_OK) return rc;
     struct embedding j = {.vec = x->vec,
                           .t = t,
@@ -119,8 +124,9 @@ int zt_cpu_embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                           .wte = wte,
                           .wpe = wpe,
                           .T = T,
-                          .C = C};
-    zt_cpu_range(x, B * T, rows_per_unit(C), embed_rows, &j);
+                          .C = C,
+                          .v = v};
+    zt_cpu_range(x, B * T, zt_cpu_unit_rows(C), embed_rows, &j);
     return ZT_OK;
 }
 
@@ -145,7 +151,9 @@ static void embed_gradient_fp32(void *arg, int64_t first, int64_t count, int thr
     const struct embedding *j = arg;
     (void)thread;
     for (int64_t r = 0; r < j->rows; r++) {
-        if (j->dwte) add_slice(j, (float *)j->dwte + j->tokens[r] * j->C + first, r, first, count);
+        const int64_t own = own_token(j, r);
+        if (j->dwte && own >= 0)
+            add_slice(j, (float *)j->dwte + own * j->C + first, r, first, count);
         if (j->dwpe) add_slice(j, (float *)j->dwpe + r % j->T * j->C + first, r, first, count);
     }
 }
@@ -157,10 +165,10 @@ static void embed_gradient_16(void *arg, int64_t first, int64_t count, int threa
     const struct zt_vec_of *of = &j->vec->of[j->gt];
     float sum[SLICE];
     (void)thread;
-    for (int64_t i = 0; j->dwte && i < j->rows;) {
+    for (int64_t i = 0; i < j->ordered;) {
         const uint64_t token = j->order[i] >> 32;
         memset(sum, 0, sizeof sum);
-        for (; i < j->rows && j->order[i] >> 32 == token; i++)
+        for (; i < j->ordered && j->order[i] >> 32 == token; i++)
             add_slice(j, sum, (int64_t)(j->order[i] & 0xffffffffu), first, count);
         of->add_f32(zt_cpu_at(j->dwte, (int64_t)token * j->C + first, j->gt), sum, (size_t)count);
     }
@@ -171,12 +179,16 @@ static void embed_gradient_16(void *arg, int64_t first, int64_t count, int threa
     }
 }
 
-/* Stable sort by token, a byte at a time; the second half of `work` is room. Returns the half that
- * holds the result. */
-static const uint64_t *order_tokens(uint64_t *work, const int32_t *tokens, int64_t n, int64_t V) {
-    uint64_t *from = work, *to = work + n;
-    for (int64_t r = 0; r < n; r++) from[r] = (uint64_t)tokens[r] << 32 | (uint64_t)r;
-    for (int shift = 32; shift < 64 && (V - 1) >> (shift - 32) > 0; shift += 8) {
+/* Stable sort of the rows with an own token, by token, a byte at a time; the second half of `work`
+ * is room. */
+static void order_tokens(struct embedding *j, uint64_t *work) {
+    uint64_t *from = work, *to = work + j->rows;
+    int64_t n = 0;
+    for (int64_t r = 0; r < j->rows; r++) {
+        const int64_t own = own_token(j, r);
+        if (own >= 0) from[n++] = (uint64_t)own << 32 | (uint64_t)r;
+    }
+    for (int shift = 32; shift < 64 && (j->v.rows - 1) >> (shift - 32) > 0; shift += 8) {
         int64_t start[257] = {0};
         for (int64_t r = 0; r < n; r++) start[(from[r] >> shift & 255) + 1]++;
         for (int b = 0; b < 256; b++) start[b + 1] += start[b];
@@ -185,15 +197,16 @@ static const uint64_t *order_tokens(uint64_t *work, const int32_t *tokens, int64
         from = to;
         to = swap;
     }
-    return from;
+    j->order = from;
+    j->ordered = n;
 }
 
 int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
-                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              int64_t T, int64_t C, struct zt_vocab v, void *workspace,
                               struct zt_error *err) {
     int rc = zt_cpu_need_result("embedding_backward", t, gt, err);
-    if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, V, err);
+    if (rc == ZT_OK) rc = check_tokens(tokens, T, B * T, v.whole, err);
     if (rc != ZT_OK) return rc;
     struct embedding j = {.vec = x->vec,
                           .t = t,
@@ -204,8 +217,9 @@ int zt_cpu_embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dty
                           .dout = dout,
                           .rows = B * T,
                           .T = T,
-                          .C = C};
-    if (gt != ZT_F32 && dwte) j.order = order_tokens(workspace, tokens, j.rows, V);
+                          .C = C,
+                          .v = v};
+    if (gt != ZT_F32 && dwte) order_tokens(&j, workspace);
     zt_cpu_range(x, C, SLICE, gt == ZT_F32 ? embed_gradient_fp32 : embed_gradient_16, &j);
     return ZT_OK;
 }
@@ -253,7 +267,7 @@ int zt_cpu_layernorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, f
                      .bias = bias,
                      .C = C,
                      .eps = (float)eps};
-    zt_cpu_range(x, N, rows_per_unit(C), layernorm_rows, &j);
+    zt_cpu_range(x, N, zt_cpu_unit_rows(C), layernorm_rows, &j);
     return ZT_OK;
 }
 
@@ -320,7 +334,7 @@ int zt_cpu_rmsnorm_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, flo
                      .weight = weight,
                      .C = C,
                      .eps = (float)eps};
-    zt_cpu_range(x, N, rows_per_unit(C), rmsnorm_rows, &j);
+    zt_cpu_range(x, N, zt_cpu_unit_rows(C), rmsnorm_rows, &j);
     return ZT_OK;
 }
 
@@ -382,44 +396,6 @@ int zt_cpu_rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, con
     if (D % 2 != 0)
         return zt_fail(err, ZT_EINVAL, "rope: heads of odd width %lld have no pairs", (long long)D);
     struct rope j = {&x->vec->of[t], t, v, table, row, T, heads, D, inverse ? -1.0f : 1.0f};
-    zt_cpu_range(x, B * T, rows_per_unit(heads * D), rope_rows, &j);
-    return ZT_OK;
-}
-
-/* ---- cross-entropy ---- */
-
-struct cross_entropy {
-    const struct zt_vec_of *of;
-    enum zt_dtype t;
-    void *logits;
-    float *losses;
-    const int32_t *targets;
-    int64_t V;
-    float scale;
-    bool backward;
-};
-
-static void cross_entropy_rows(void *arg, int64_t first, int64_t count, int thread) {
-    const struct cross_entropy *j = arg;
-    (void)thread;
-    for (int64_t r = first; r < first + count; r++)
-        j->of->cross_entropy_row(zt_cpu_at(j->logits, r * j->V, j->t), j->losses + r, j->V,
-                                 j->targets[r], j->scale, j->backward);
-}
-
-int zt_cpu_cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
-                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
-                         struct zt_error *err) {
-    int rc = zt_cpu_need_float("cross_entropy", t, err);
-    if (rc != ZT_OK) return rc;
-    for (int64_t i = 0; i < N; i++)
-        if (targets[i] < -1 || targets[i] >= V)
-            return zt_fail(
-                err, ZT_EDATA,
-                "cross-entropy: target %d of row %lld is outside 0..%lld (and is not -1, "
-                "which masks a row); the data was made for another vocabulary",
-                targets[i], (long long)i, (long long)(V - 1));
-    struct cross_entropy j = {&x->vec->of[t], t, logits, losses, targets, V, scale, backward};
-    zt_cpu_range(x, N, rows_per_unit(V), cross_entropy_rows, &j);
+    zt_cpu_range(x, B * T, zt_cpu_unit_rows(heads * D), rope_rows, &j);
     return ZT_OK;
 }

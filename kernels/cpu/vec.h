@@ -90,6 +90,12 @@ struct zt_vec_of {
     void (*rope_row)(void *v, const float *angles, int64_t heads, int64_t D, float sign);
     /* part[C] = column sums of rows x C, rows added in order */
     void (*column_sums)(float *part, const void *in, int64_t rows, int64_t C);
+    /* of a row's n elements: the greatest (-inf of none; NaN is passed over); the sum of e^(x - top) */
+    float (*row_max)(const void *row, int64_t n);
+    float (*exp_sum)(const void *row, int64_t n, float top);
+    /* x = factor e^(x - top), less `scale` at target (-1: nowhere) */
+    void (*softmax_gradient)(void *row, int64_t n, float top, float factor, int64_t target,
+                             float scale);
     void (*cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,
                               bool backward);
     void (*attention_forward)(const struct zt_vec_attention *a, int64_t query_block);

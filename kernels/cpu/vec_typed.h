@@ -261,6 +261,53 @@ static void TY(column_sums)(float *part, const void *in, int64_t rows, int64_t C
     }
 }
 
+static float TY(row_max)(const void *row, int64_t n) {
+    const float ninf = -__builtin_inff();
+    v16 best = v_set1(ninf);
+    for (int64_t i = 0; i < n; i += 16) best = v_max(TY(row_load)(row, i, n, ninf), best);
+    return v_highest(best);
+}
+
+/* `keep`: the exponentials take the place of what they are of. A NaN makes the sum NaN. */
+INLINE float TY(exponentials)(ELEM *row, int64_t n, float top, bool keep) {
+    const float ninf = -__builtin_inff();
+    const v16 tops = v_set1(top);
+    v16 total = v_zero();
+    for (int64_t i = 0; i < n; i += 16) {
+        v16 e = v_exp_negative(v_sub(TY(row_load)(row, i, n, ninf), tops));
+        if (keep) TY(row_store)(row, i, n, e);
+        total = v_add(total, e);
+    }
+    return v_sum(total);
+}
+
+/* `kept`: the row holds exponentials already. */
+INLINE void TY(gradient_row)(ELEM *row, int64_t n, float top, float factor, int64_t target,
+                             float scale, bool kept) {
+    const v16 factors = v_set1(factor), tops = v_set1(top);
+    for (int64_t i = 0; i < n; i += 16) {
+        v16 e = TY(row_load)(row, i, n, -__builtin_inff());
+        if (!kept) e = v_exp_negative(v_sub(e, tops));
+        e = v_mul(e, factors);
+        if (target >= i && target < i + 16) {
+            float lanes[16];
+            v_store(lanes, e);
+            lanes[target - i] -= scale;
+            e = v_load(lanes);
+        }
+        TY(row_store)(row, i, n, e);
+    }
+}
+
+static float TY(exp_sum)(const void *row, int64_t n, float top) {
+    return TY(exponentials)((ELEM *)(uintptr_t)row, n, top, false);
+}
+
+static void TY(softmax_gradient)(void *row, int64_t n, float top, float factor, int64_t target,
+                                 float scale) {
+    TY(gradient_row)(row, n, top, factor, target, scale, false);
+}
+
 /* In fp32 the exponentials are kept in place of the logits until their sum is known; a narrower
  * type would round them there, so they are computed twice. */
 static void TY(cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,
@@ -271,36 +318,13 @@ static void TY(cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t 
         if (backward) memset(row, 0, (size_t)V * sizeof *row);
         return;
     }
-    const float ninf = -__builtin_inff();
-    float top, picked, log_sum;
-    v16 best = v_zero(), total = v_zero();
-    best = v_set1(ninf);
-    for (int64_t i = 0; i < V; i += 16) best = v_max(TY(row_load)(row, i, V, ninf), best);
-    top = v_highest(best);
+    float picked, log_sum;
     TY(widen)(&picked, row + target, 1);
-    const v16 tops = v_set1(top);
-    for (int64_t i = 0; i < V; i += 16) { /* a NaN logit makes the sum, so the loss, NaN */
-        v16 e = v_exp_negative(v_sub(TY(row_load)(row, i, V, ninf), tops));
-        if (IS_F32 && backward) TY(row_store)(row, i, V, e);
-        total = v_add(total, e);
-    }
-    const float sum = v_sum(total);
+    const float top = TY(row_max)(row, V);
+    const float sum = TY(exponentials)(row, V, top, IS_F32 && backward);
     vec_log(&log_sum, &sum, 1);
     *loss = log_sum + (top - picked);
-    if (!backward) return;
-    const v16 factor = v_set1(scale / sum);
-    for (int64_t i = 0; i < V; i += 16) {
-        v16 e = TY(row_load)(row, i, V, ninf);
-        if (!IS_F32) e = v_exp_negative(v_sub(e, tops));
-        e = v_mul(e, factor);
-        if (target >= i && target < i + 16) {
-            float lanes[16];
-            v_store(lanes, e);
-            lanes[target - i] -= scale;
-            e = v_load(lanes);
-        }
-        TY(row_store)(row, i, V, e);
-    }
+    if (backward) TY(gradient_row)(row, V, top, scale / sum, target, scale, IS_F32);
 }
 
 #include "kernels/cpu/vec_attention_typed.h"

@@ -46,16 +46,16 @@ static int bias_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt
 
 static int embedding_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out,
                              const int32_t *tokens, const void *wte, const void *wpe, int64_t B,
-                             int64_t T, int64_t C, int64_t V, struct zt_error *err) {
-    (void)out, (void)tokens, (void)wte, (void)V, (void)err;
+                             int64_t T, int64_t C, struct zt_vocab v, struct zt_error *err) {
+    (void)out, (void)tokens, (void)wte, (void)v, (void)err;
     return move(x, B * T * C, wpe ? 3 : 2, t);
 }
 
 static int embedding_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype gt, void *dwte,
                               void *dwpe, const void *dout, const int32_t *tokens, int64_t B,
-                              int64_t T, int64_t C, int64_t V, void *workspace,
+                              int64_t T, int64_t C, struct zt_vocab v, void *workspace,
                               struct zt_error *err) {
-    (void)dout, (void)tokens, (void)V, (void)workspace, (void)err;
+    (void)dout, (void)tokens, (void)v, (void)workspace, (void)err;
     double n = (double)(B * T * C), added = (dwte ? 2 : 0) + (dwpe ? 2 : 0);
     return work(x, zt_work_bytes(n * (size_of(t) + added * size_of(gt))));
 }
@@ -144,10 +144,32 @@ static int attention_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dq, v
 }
 
 static int cross_entropy(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
-                         const int32_t *targets, int64_t N, int64_t V, float scale, bool backward,
-                         struct zt_error *err) {
-    (void)logits, (void)losses, (void)targets, (void)scale, (void)err;
+                         const int32_t *targets, const float *weights, int64_t N, int64_t V,
+                         float scale, bool backward, struct zt_error *err) {
+    (void)logits, (void)losses, (void)targets, (void)weights, (void)scale, (void)err;
     return rows(x, N * V, backward ? 3 : 1, t); /* read for maximum and sum; read and written */
+}
+
+static int vocab_max(struct zt_ops_ctx *x, enum zt_dtype t, float *max, const void *logits,
+                     int64_t N, struct zt_vocab v, struct zt_error *err) {
+    (void)max, (void)logits, (void)err;
+    return rows(x, N * v.rows, 1, t);
+}
+
+static int vocab_sum(struct zt_ops_ctx *x, enum zt_dtype t, float *sums, const void *logits,
+                     const float *max, const int32_t *targets, int64_t N, struct zt_vocab v,
+                     struct zt_error *err) {
+    (void)sums, (void)logits, (void)max, (void)targets, (void)err;
+    return rows(x, N * v.rows, 1, t);
+}
+
+static int vocab_loss(struct zt_ops_ctx *x, enum zt_dtype t, void *logits, float *losses,
+                      const float *sums, const float *max, const int32_t *targets,
+                      const float *weights, int64_t N, struct zt_vocab v, float scale,
+                      bool backward, struct zt_error *err) {
+    (void)logits, (void)losses, (void)sums, (void)max, (void)targets, (void)weights, (void)scale;
+    (void)err;
+    return backward ? rows(x, N * v.rows, 2, t) : move(x, N, 3, ZT_F32); /* sums, losses */
 }
 
 /* m, v and what holds the value are read and written, the gradient is read, a 16-bit copy written.
@@ -261,6 +283,9 @@ static const struct zt_ops *table(void) {
         .attention_backward_workspace = zt_attention_workspace,
         .attention_backward = attention_backward,
         .cross_entropy = cross_entropy,
+        .vocab_max = vocab_max,
+        .vocab_sum = vocab_sum,
+        .vocab_loss = vocab_loss,
         .adamw = adamw,
         .sum_squares = sum_squares,
         .sum_values = sum_values,

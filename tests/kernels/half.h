@@ -117,4 +117,37 @@ static UNUSED void near16(uint16_t got, double want, double lost, enum zt_dtype 
 /* The bound n u / (1 - n u) of n roundings. */
 static UNUSED double gamma_n(double n) { return n * U32 / (1.0 - n * U32); }
 
+/* ---- the same test for fp32 and the 16-bit types ---- */
+
+static const enum zt_dtype float_types[] = {ZT_F32, ZT_BF16, ZT_F16};
+#define FLOAT_TYPES 3
+
+/* Operands of a type and, exactly, in fp32; and what an operator of that type is handed. */
+static UNUSED struct pair operand(int64_t n, double size, enum zt_dtype t) {
+    if (t != ZT_F32) return random_pair(n, size, t);
+    struct pair p = {NULL, random_buffer(n)};
+    for (int64_t i = 0; i < n; i++) p.w[i] *= (float)size;
+    return p;
+}
+static UNUSED void *of(struct pair p, enum zt_dtype t) { return t == ZT_F32 ? (void *)p.w : p.h; }
+static UNUSED struct pair room(int64_t n, enum zt_dtype t) {
+    struct pair p = {t == ZT_F32 ? NULL : half_buffer(n), buffer(n)};
+    return p;
+}
+static UNUSED struct pair copy_of(struct pair from, int64_t n, enum zt_dtype t) {
+    if (t != ZT_F32) return copy_pair(from, n);
+    struct pair p = {NULL, copy_buffer(from.w, n)};
+    return p;
+}
+/* The narrow result, if there is one, is the wide one rounded. */
+static UNUSED void rounded(struct pair p, int64_t n, enum zt_dtype t, const char *what) {
+    if (t != ZT_F32) is_rounded(p.h, p.w, n, t, what);
+}
+
+static UNUSED void within(float got, double want, double lost, const char *what, int64_t i) {
+    cr_assert(fabs((double)got - want) <= lost,
+              "%s: element %lld is %.9g, expected %.9g (bound %g)", what, (long long)i, (double)got,
+              want, lost);
+}
+
 #endif

@@ -140,8 +140,8 @@ Test(embedding, forward_and_backward_are_exact) {
         float *out = buffer(B * T * C), *dout = random_buffer(B * T * C);
         float *dwte = random_buffer(V * C), *dwpe = wpe ? random_buffer(T * C) : NULL;
         float *want_te = copy_buffer(dwte, V * C), *want_pe = wpe ? copy_buffer(dwpe, T * C) : NULL;
-        OK(o->embedding_forward(x, ZT_F32, out, tokens, wte, wpe, B, T, C, V, &err));
-        OK(o->embedding_backward(x, ZT_F32, ZT_F32, dwte, dwpe, dout, tokens, B, T, C, V, NULL,
+        OK(o->embedding_forward(x, ZT_F32, out, tokens, wte, wpe, B, T, C, zt_vocab_all(V), &err));
+        OK(o->embedding_backward(x, ZT_F32, ZT_F32, dwte, dwpe, dout, tokens, B, T, C, zt_vocab_all(V), NULL,
                                  &err));
         for (int64_t i = 0; i < B * T; i++) /* additions in token order, in fp32 */
             for (int64_t c = 0; c < C; c++) {
@@ -163,7 +163,7 @@ Test(embedding, token_outside_the_vocabulary_is_named) {
     struct zt_error err = {0};
     const int32_t tokens[6] = {0, 1, 2, 0, 9, 1};
     float w[9] = {0}, out[18];
-    cr_assert_eq(o->embedding_forward(x, ZT_F32, out, tokens, w, NULL, 2, 3, 3, 3, &err), ZT_EDATA);
+    cr_assert_eq(o->embedding_forward(x, ZT_F32, out, tokens, w, NULL, 2, 3, 3, zt_vocab_all(3), &err), ZT_EDATA);
     cr_assert(strstr(err.msg, "token 9 at sample 1, position 1"), "%s", err.msg);
     zt_ops_cpu_destroy(x);
 }
@@ -190,8 +190,8 @@ static void check_cross_entropy(struct zt_ops_ctx *x, int64_t N, int64_t V) {
                 target[r] < 0 ? 0.0 : scale * (exp(z[r * V + v] - top) / sum - (v == target[r]));
     }
     float *again = copy_buffer(z, N * V);
-    OK(o->cross_entropy(x, ZT_F32, z, loss, target, N, V, (float)scale, true, &err));
-    OK(o->cross_entropy(x, ZT_F32, again, only, target, N, V, (float)scale, false, &err));
+    OK(o->cross_entropy(x, ZT_F32, z, loss, target, NULL, N, V, (float)scale, true, &err));
+    OK(o->cross_entropy(x, ZT_F32, again, only, target, NULL, N, V, (float)scale, false, &err));
     near(loss, want_loss, N, 4e-6, "loss");
     near(z, want, N * V, 3e-7, "dlogits");
     same_bits(loss, only, N, "loss without backward", 0, "best");
@@ -214,7 +214,7 @@ Test(cross_entropy, padded_and_extreme_logits) {
                      {1e30f, -1e30f, 0.0f, 0.0f},
                      {0.0f, NAN, 1.0f, 2.0f}};
     float loss[3];
-    OK(o->cross_entropy(x, ZT_F32, z, loss, target, 3, 4, 1.0f, true, &err));
+    OK(o->cross_entropy(x, ZT_F32, z, loss, target, NULL, 3, 4, 1.0f, true, &err));
     cr_expect(fabs(loss[0] - log(1.0 + exp(-1.0))) < 1e-6);
     cr_expect(z[0][2] == 0.0f && z[0][3] == 0.0f);
     cr_expect(fabs(z[0][0] - 1.0 / (1.0 + exp(1.0))) < 1e-6);
@@ -230,7 +230,7 @@ Test(cross_entropy, target_outside_is_named_and_nothing_is_touched) {
         struct zt_error err = {0};
         const int32_t target[3] = {0, -1, bad ? -2 : 4};
         float z[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, loss[3];
-        cr_assert_eq(o->cross_entropy(x, ZT_F32, z, loss, target, 3, 4, 1.0f, true, &err),
+        cr_assert_eq(o->cross_entropy(x, ZT_F32, z, loss, target, NULL, 3, 4, 1.0f, true, &err),
                      ZT_EDATA);
         cr_assert(strstr(err.msg, "row 2") && strstr(err.msg, bad ? "-2" : "target 4"), "%s",
                   err.msg);
@@ -260,12 +260,12 @@ static void body_bias(struct zt_ops_ctx *x, float *out) {
 }
 static void body_cross_entropy(struct zt_ops_ctx *x, float *out) {
     memcpy(out, bin, sizeof bin);
-    OK(zt_ops_cpu()->cross_entropy(x, ZT_F32, out, out + BN * BC, btarget, BN, BC, 0.1f, true,
+    OK(zt_ops_cpu()->cross_entropy(x, ZT_F32, out, out + BN * BC, btarget, NULL, BN, BC, 0.1f, true,
                                    &err));
 }
 static void body_embedding_backward(struct zt_ops_ctx *x, float *out) {
     OK(zt_ops_cpu()->embedding_backward(x, ZT_F32, ZT_F32, out, out + BC * BC, bdy, btarget, 7,
-                                        BN / 7, BC, BC, NULL, &err));
+                                        BN / 7, BC, zt_vocab_all(BC), NULL, &err));
 }
 
 Test(layers, same_bits_for_threads_and_sets) {

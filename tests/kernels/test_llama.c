@@ -4,37 +4,6 @@
  * operands, rounded once, bit for bit. */
 #include "tests/kernels/half.h"
 
-static const enum zt_dtype types[] = {ZT_F32, ZT_BF16, ZT_F16};
-#define TYPES 3
-
-/* Operands of a type and, exactly, in fp32; and what an operator of that type is handed. */
-static struct pair operand(int64_t n, double size, enum zt_dtype t) {
-    if (t != ZT_F32) return random_pair(n, size, t);
-    struct pair p = {NULL, random_buffer(n)};
-    for (int64_t i = 0; i < n; i++) p.w[i] *= (float)size;
-    return p;
-}
-static void *of(struct pair p, enum zt_dtype t) { return t == ZT_F32 ? (void *)p.w : p.h; }
-static struct pair room(int64_t n, enum zt_dtype t) {
-    struct pair p = {t == ZT_F32 ? NULL : half_buffer(n), buffer(n)};
-    return p;
-}
-static struct pair copy_of(struct pair from, int64_t n, enum zt_dtype t) {
-    if (t != ZT_F32) return copy_pair(from, n);
-    struct pair p = {NULL, copy_buffer(from.w, n)};
-    return p;
-}
-/* The narrow result, if there is one, is the wide one rounded. */
-static void rounded(struct pair p, int64_t n, enum zt_dtype t, const char *what) {
-    if (t != ZT_F32) is_rounded(p.h, p.w, n, t, what);
-}
-
-static void within(float got, double want, double lost, const char *what, int64_t i) {
-    cr_assert(fabs((double)got - want) <= lost,
-              "%s: element %lld is %.9g, expected %.9g (bound %g)", what, (long long)i, (double)got,
-              want, lost);
-}
-
 /* ---- RMSNorm ---- */
 
 struct size {
@@ -151,12 +120,12 @@ static void rmsnorm_backward(struct zt_ops_ctx *x, const struct size *s, enum zt
 
 Test(rmsnorm, follows_fp64) {
     struct zt_ops_ctx *x = context(3, NULL, NULL);
-    for (int k = 0; k < TYPES; k++)
+    for (int k = 0; k < FLOAT_TYPES; k++)
         for (int s = 0; s < SIZES; s++)
             for (int v = 0; v < 2; v++) {
-                rmsnorm_forward(x, &sizes[s], types[k], v);
-                rmsnorm_backward(x, &sizes[s], types[k], types[k], v);
-                rmsnorm_backward(x, &sizes[s], types[k], ZT_F32, !v);
+                rmsnorm_forward(x, &sizes[s], float_types[k], v);
+                rmsnorm_backward(x, &sizes[s], float_types[k], float_types[k], v);
+                rmsnorm_backward(x, &sizes[s], float_types[k], ZT_F32, !v);
             }
     zt_ops_cpu_destroy(x);
 }
@@ -220,8 +189,8 @@ static void swiglu(struct zt_ops_ctx *x, int64_t n, enum zt_dtype t) {
 Test(swiglu, follows_fp64) {
     static const int64_t lengths[] = {1, 2, 15, 16, 17, 100, 1023, 40001};
     struct zt_ops_ctx *x = context(3, NULL, NULL);
-    for (int k = 0; k < TYPES; k++)
-        for (int l = 0; l < 8; l++) swiglu(x, lengths[l], types[k]);
+    for (int k = 0; k < FLOAT_TYPES; k++)
+        for (int l = 0; l < 8; l++) swiglu(x, lengths[l], float_types[k]);
     zt_ops_cpu_destroy(x);
 }
 
@@ -275,9 +244,10 @@ Test(rope, follows_fp64) {
                                          {2, 65, 1, 64, 1}, {1, 33, 3, 80, 240}, {2, 9, 5, 128, 0},
                                          {4, 300, 2, 34, 7}};
     struct zt_ops_ctx *x = context(3, NULL, NULL);
-    for (int k = 0; k < TYPES; k++)
+    for (int k = 0; k < FLOAT_TYPES; k++)
         for (int s = 0; s < 7; s++)
-            for (int inverse = 0; inverse < 2; inverse++) rope(x, &shapes[s], types[k], inverse);
+            for (int inverse = 0; inverse < 2; inverse++)
+                rope(x, &shapes[s], float_types[k], inverse);
     zt_ops_cpu_destroy(x);
 }
 
@@ -310,8 +280,8 @@ static void body_all(struct zt_ops_ctx *x, float *out) {
 }
 
 Test(llama, same_bits_for_threads_and_sets) {
-    for (int k = 0; k < TYPES; k++) {
-        bits_type = types[k];
+    for (int k = 0; k < FLOAT_TYPES; k++) {
+        bits_type = float_types[k];
         bits_in = operand(BN * BC, 3.0, bits_type);
         bits_more = operand(BN * BC, 1.0, bits_type);
         bits_weight = operand(BC, 1.0, bits_type);
