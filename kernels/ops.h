@@ -158,6 +158,12 @@ struct zt_ops {
                             const float *rstd, int64_t N, int64_t C, bool accumulate_dx,
                             void *workspace, struct zt_error *err);
 
+    /* Dropout of n elements; element i is the stream's element that `span` tells, so any cut of the
+     * rows drops the same. out = in / (1 - p) where kept, else 0; may alias. It is its own gradient:
+     * backward hands in the output's gradient. ZT_EINVAL for a p or a site that cannot be. */
+    int (*dropout)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                   const struct zt_dropout *d, struct zt_span span, struct zt_error *err);
+
     /* Rotary positions, in place on `heads` neighbouring heads of width D in each of B*T rows that
      * are `row` elements apart. Half-split pairs: (a, b) = (v[i], v[i + D/2]) becomes (a cos - b sin,
      * b cos + a sin); inverse: by the angle's negative, which is its gradient. table [T, 2, D/2] fp32:

@@ -64,23 +64,16 @@ static int check_starts(const char *op, const struct zt_attention *a, struct zt_
 /* All but `first`, which differs from head to head. */
 static int dropout_of(const char *op, const struct zt_attention *a, struct zt_vec_dropout *out,
                       struct zt_error *err) {
-    const struct zt_dropout *d = &a->dropout;
-    *out = (struct zt_vec_dropout){.on = d->p > 0.0f};
-    if (!(d->p >= 0.0f && d->p < 1.0f))
-        return zt_fail(err, ZT_EINVAL, "%s: dropout %g is outside [0, 1)", op, (double)d->p);
-    if (!out->on) return ZT_OK;
+    int rc = zt_cpu_dropout_draw(op, &a->dropout, out, err);
+    if (rc != ZT_OK || !out->on) return rc;
     if (a->first_sample < 0 || a->sample_stride < 0 || a->first_head < 0 ||
         a->first_head + a->H > a->heads_all)
         return zt_fail(err, ZT_EINVAL,
                        "%s: dropout needs the place of the heads: %" PRId64 " from %" PRId64
                        " of %" PRId64 ", sample %" PRId64 " and every %" PRId64,
                        op, a->H, a->first_head, a->heads_all, a->first_sample, a->sample_stride);
-    out->threshold = (uint32_t)((double)d->p * 0x1p32);
-    out->factor = 1.0f / (1.0f - d->p);
-    out->seed = d->seed;
-    out->step = d->step;
     out->quads = (a->T + 3) / 4;
-    return zt_cpu_stream(op, ZT_RNG_DROPOUT, d->site, &out->stream, err);
+    return ZT_OK;
 }
 
 static int prepare(const char *op, struct attention *j, struct zt_error *err) {

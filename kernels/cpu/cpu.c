@@ -28,6 +28,18 @@ int zt_cpu_stream(const char *op, enum zt_purpose p, uint32_t tensor, uint32_t *
     return ZT_OK;
 }
 
+int zt_cpu_dropout_draw(const char *op, const struct zt_dropout *d, struct zt_vec_dropout *out,
+                        struct zt_error *err) {
+    if (!(d->p >= 0.0f && d->p < 1.0f))
+        return zt_fail(err, ZT_EINVAL, "%s: dropout %g is outside [0, 1)", op, (double)d->p);
+    *out = (struct zt_vec_dropout){.on = d->p > 0.0f,
+                                   .threshold = (uint32_t)((double)d->p * 0x1p32),
+                                   .factor = 1.0f / (1.0f - d->p),
+                                   .seed = d->seed,
+                                   .step = d->step};
+    return zt_cpu_stream(op, ZT_RNG_DROPOUT, d->site, &out->stream, err);
+}
+
 struct range {
     zt_cpu_range_fn *fn;
     void *arg;
@@ -127,6 +139,7 @@ const struct zt_ops *zt_ops_cpu(void) {
         .rmsnorm_forward = zt_cpu_rmsnorm_forward,
         .rmsnorm_backward_workspace = zt_rmsnorm_backward_workspace,
         .rmsnorm_backward = zt_cpu_rmsnorm_backward,
+        .dropout = zt_cpu_dropout,
         .rope = zt_cpu_rope,
         .gelu_forward = zt_cpu_gelu_forward,
         .gelu_backward = zt_cpu_gelu_backward,
@@ -157,13 +170,10 @@ const struct zt_ops *zt_ops_cpu(void) {
     return &table;
 }
 
-static int create(const struct zt_kernels_config *c, struct zt_ops_ctx **out, struct zt_error *err) {
+static int create(const struct zt_kernels_config *c, struct zt_ops_ctx **out,
+                  struct zt_error *err) {
     return zt_ops_cpu_create(c->threads < 1 ? 1 : c->threads, c->isa, c->gemm, out, err);
 }
 
-const struct zt_kernels zt_kernels_cpu = {"cpu",
-                                          zt_ops_cpu,
-                                          create,
-                                          zt_ops_cpu_destroy,
-                                          zt_ops_cpu_describe,
-                                          zt_ops_cpu_compute};
+const struct zt_kernels zt_kernels_cpu = {
+    "cpu", zt_ops_cpu, create, zt_ops_cpu_destroy, zt_ops_cpu_describe, zt_ops_cpu_compute};

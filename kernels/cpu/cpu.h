@@ -29,6 +29,11 @@ int zt_cpu_need_result(const char *op, enum zt_dtype t, enum zt_dtype gt, struct
 int zt_cpu_stream(const char *op, enum zt_purpose p, uint32_t tensor, uint32_t *stream,
                   struct zt_error *err);
 
+/* What a draw of d is compared with; where it is drawn is the caller's. Refuses a p outside [0, 1).
+ */
+int zt_cpu_dropout_draw(const char *op, const struct zt_dropout *d, struct zt_vec_dropout *out,
+                        struct zt_error *err);
+
 /* The element `index` of a buffer of type t. */
 static inline void *zt_cpu_at(const void *buffer, int64_t index, enum zt_dtype t) {
     return (char *)(uintptr_t)buffer + index * (int64_t)(t == ZT_F32 ? sizeof(float) : 2);
@@ -73,6 +78,8 @@ int zt_cpu_swiglu_forward(struct zt_ops_ctx *x, enum zt_dtype t, void *out, cons
 int zt_cpu_swiglu_backward(struct zt_ops_ctx *x, enum zt_dtype t, void *dgate, void *dup,
                            void *product, const void *gate, const void *up, const void *dout,
                            int64_t n, struct zt_error *err);
+int zt_cpu_dropout(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                   const struct zt_dropout *d, struct zt_span span, struct zt_error *err);
 int zt_cpu_count_targets(struct zt_ops_ctx *x, const int32_t *targets, int64_t n, int64_t *valid,
                          struct zt_error *err);
 

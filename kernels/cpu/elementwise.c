@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU, SwiGLU and random initial values.
+/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU, SwiGLU, dropout and random
+ * initial values.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -207,6 +208,51 @@ int zt_cpu_round_stochastic(struct zt_ops_ctx *x, void *dst, enum zt_dtype dt, c
     int rc = zt_cpu_stream("round_stochastic", ZT_RNG_ROUNDING, tensor, &r.stream, err);
     if (rc == ZT_OK) zt_cpu_range(x, n, GRAIN_MATH, round_range, &r);
     return rc;
+}
+
+struct dropout {
+    const struct zt_vec *vec;
+    enum zt_dtype t;
+    void *out;
+    const void *in;
+    struct zt_vec_dropout d;
+    struct zt_span span;
+};
+
+/* Words 4 `first` and on of a stream, in the order of the elements. */
+static void draw_words(const struct dropout *j, uint32_t *flat, uint64_t first, size_t draws) {
+    uint32_t word[4][ZT_VEC_RANDOM];
+    j->vec->random(word, j->d.seed, j->d.step, j->d.stream, first, draws);
+    for (size_t i = 0; i < draws; i++)
+        for (size_t w = 0; w < 4; w++) flat[4 * i + w] = word[w][i];
+}
+
+static void dropout_range(void *arg, int64_t first, int64_t count, int thread) {
+    const struct dropout *j = arg;
+    const int64_t most = 4 * (ZT_VEC_RANDOM - 1); /* of which the first may be in a draw's middle */
+    uint32_t words[4 * ZT_VEC_RANDOM + 16] = {0};
+    (void)thread;
+    for (int64_t i = first, n; i < first + count; i += n) {
+        uint64_t index;
+        const int64_t left = first + count - i;
+        n = zt_span_run(&j->span, i, left < most ? left : most, &index);
+        const size_t skip = index % 4;
+        draw_words(j, words, index / 4, (skip + (size_t)n + 3) / 4);
+        j->vec->of[j->t].keep(zt_cpu_at(j->out, i, j->t), zt_cpu_at(j->in, i, j->t), words + skip,
+                              &j->d, (size_t)n);
+    }
+}
+
+int zt_cpu_dropout(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                   const struct zt_dropout *d, struct zt_span span, struct zt_error *err) {
+    struct dropout j = {.vec = x->vec, .t = t, .out = out, .in = in, .span = span};
+    int rc = zt_cpu_need_float("dropout", t, err);
+    if (rc == ZT_OK) rc = zt_cpu_dropout_draw("dropout", d, &j.d, err);
+    if (rc != ZT_OK) return rc;
+    if (!j.d.on)
+        return out == in ? ZT_OK : zt_cpu_copy(x, out, in, (size_t)n * zt_dtype_size(t), err);
+    zt_cpu_range(x, n, GRAIN_MATH, dropout_range, &j);
+    return ZT_OK;
 }
 
 struct copy {

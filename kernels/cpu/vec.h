@@ -29,8 +29,8 @@ struct zt_vec_adamw {
     float step_size; /* lr / (1 - beta1^t) */
 };
 
-/* Dropout of one head (kernels/ops.h): a word below the threshold drops. Of query q and key k it is
- * word k % 4 of draw first + q quads + k / 4. */
+/* Dropout (kernels/ops.h): a word below the threshold drops. In attention a head's query q and key k
+ * have word k % 4 of draw first + q quads + k / 4. */
 struct zt_vec_dropout {
     bool on;
     uint32_t threshold;
@@ -72,6 +72,9 @@ struct zt_vec_of {
     void (*swiglu_forward)(void *out, const void *gate, const void *up, size_t n);
     void (*swiglu_backward)(void *dgate, void *dup, void *product, const void *gate, const void *up,
                             const void *dout, size_t n);
+    /* out = in factor where the element's word keeps it, else 0; words are there to the next 16 */
+    void (*keep)(void *out, const void *in, const uint32_t *words, const struct zt_vec_dropout *d,
+                 size_t n);
     /* rows of LayerNorm; residual and sum may be NULL */
     void (*layernorm_forward)(void *out, float *mean, float *rstd, const void *in,
                               const void *residual, void *sum, const void *weight, const void *bias,

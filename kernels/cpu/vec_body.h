@@ -399,7 +399,8 @@ static __attribute__((noinline)) void store_16_f16(uint16_t *p, v16 x) {
 /* clang-format off */
 #define VEC_OF(t)                                                                                  \
     {widen_##t, narrow_##t, add_##t, add_f32_##t, scale_##t, gelu_forward_##t, gelu_backward_##t,  \
-     swiglu_forward_##t, swiglu_backward_##t, layernorm_forward_##t, layernorm_backward_##t,       \
+     swiglu_forward_##t, swiglu_backward_##t, keep_##t, layernorm_forward_##t,                     \
+     layernorm_backward_##t,                                                                       \
      rmsnorm_forward_##t, rmsnorm_backward_##t, rope_row_##t, column_sums_##t,                     \
      row_max_##t, exp_sum_##t, softmax_gradient_##t, cross_entropy_row_##t,                        \
      attention_forward_##t, attention_backward_##t}

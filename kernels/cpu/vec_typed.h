@@ -101,6 +101,18 @@ static void TY(swiglu_backward)(void *dgate, void *dup, void *product, const voi
     }
 }
 
+static void TY(keep)(void *out, const void *in, const uint32_t *words,
+                     const struct zt_vec_dropout *d, size_t n) {
+    const int64_t C = (int64_t)n;
+    const i16v threshold = i_set1((int32_t)d->threshold);
+    const v16 factor = v_set1(d->factor);
+    for (int64_t i = 0; i < C; i += 16) {
+        const v16 kept = v_mul(TY(row_load)(in, i, C, 0.0f), factor);
+        TY(row_store)
+        (out, i, C, v_select(i_above(threshold, i_load(words + i)), v_zero(), kept));
+    }
+}
+
 /* ---- rows ---- */
 
 /* The sum with the residual is normalised as it was stored: that is what backward reads. */

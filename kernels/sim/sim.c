@@ -95,6 +95,14 @@ static int rmsnorm_backward(struct zt_ops_ctx *x, enum zt_dtype t, enum zt_dtype
     return rows(x, N * C, accumulate_dx ? 4 : 3, t);
 }
 
+static int dropout(struct zt_ops_ctx *x, enum zt_dtype t, void *out, const void *in, int64_t n,
+                   const struct zt_dropout *d, struct zt_span span, struct zt_error *err) {
+    (void)out, (void)in, (void)span, (void)err;
+    struct zt_cost_work w = zt_work_random(d->p > 0 ? n / 4 : 0, t); /* a draw serves four */
+    w.bytes = 2 * (double)n * size_of(t);
+    return work(x, w);
+}
+
 static int rope(struct zt_ops_ctx *x, enum zt_dtype t, void *v, int64_t row, const float *table,
                 int64_t B, int64_t T, int64_t heads, int64_t D, bool inverse,
                 struct zt_error *err) {
@@ -273,6 +281,7 @@ static const struct zt_ops *table(void) {
         .rmsnorm_forward = rmsnorm_forward,
         .rmsnorm_backward_workspace = zt_rmsnorm_backward_workspace,
         .rmsnorm_backward = rmsnorm_backward,
+        .dropout = dropout,
         .rope = rope,
         .gelu_forward = gelu_forward,
         .gelu_backward = gelu_backward,
