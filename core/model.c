@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/model.c: presets and the checks of a configuration. Pure. */
 #include "core/model.h"
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -122,6 +123,10 @@ int zt_model_config_check(const struct zt_model_config *c, struct zt_error *err)
         rc = check_range(row[i].key, row[i].value, row[i].max, err);
     if (rc == 0 && !(isfinite(c->norm_eps) && c->norm_eps > 0))
         rc = zt_fail(err, ZT_EINVAL, "model.norm_eps: %g is not above 0", c->norm_eps);
+    if (rc == 0 && c->norm_eps < (double)FLT_MIN)
+        rc = zt_fail(err, ZT_EINVAL,
+                     "model.norm_eps: %g is 0 in fp32, so that a row of zeros would give NaN; give 1.2e-38 or more",
+                     c->norm_eps);
     if (rc == 0 && !(c->dropout >= 0 && c->dropout < 1))
         rc = zt_fail(err, ZT_EINVAL, "model.dropout: %g is not in [0, 1)", c->dropout);
     return rc ? rc : check_shape(c, err);

@@ -52,7 +52,7 @@ enum zt_role {
     ZT_ROLE_ATTENTION_OUT, ZT_ROLE_NORM2, ZT_ROLE_GATE, ZT_ROLE_UP, ZT_ROLE_DOWN,
     ZT_ROLE_FINAL_NORM, ZT_ROLE_HEAD,
 };
-enum zt_piece { ZT_WEIGHT = 0, ZT_BIAS };
+enum zt_piece { ZT_WEIGHT = 0, ZT_BIAS, ZT_LORA_A, ZT_LORA_B };
 
 /* Never; under sequence parallelism (norms and row biases see a part of the rows); always (norms inside
  * the heads see the rank's own heads). */
@@ -105,6 +105,14 @@ struct zt_model_table {
  * norm.weight; lm_head.weight [V,C] unless tied. Initial values: norms 1, biases 0, else normal. */
 int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int blocks,
                          struct zt_model_table *t, struct zt_error *err);
+/* Adapters: freezes what there is and puts two tensors behind each linear [out,in] whose module ("*.q_proj":
+ * patterns over names without ".weight") is a target, in its unit: "MODULE.lora_A.weight" [rank,in], normal,
+ * and "MODULE.lora_B.weight" [out,rank], zero, so that the model starts as it was. The variance of A is
+ * 1 / (3 in), which is that of the uniform draw that PEFT makes, so that its learning rates hold here. On
+ * gpt2's c_attn an adapter is one pair for queries, keys and values together: they share A, and B is cut
+ * per head as c_attn is. Before a cut. ZT_EINVAL names a pattern that matches no linear of a block. */
+int zt_model_table_add_lora(struct zt_model_table *t, int64_t rank, const char *const *targets, int n,
+                            struct zt_error *err);
 /* The degree must divide heads, kv_heads and ffn_dim: ZT_EINVAL names what it does not divide, and the
  * degrees that there are, the divisors of zt_model_degrees. */
 int zt_model_cut_check(const struct zt_model_config *c, int degree, struct zt_error *err);

@@ -269,15 +269,11 @@ static void check_model(struct zt_problems *p, const struct zt_spec *s) {
         model_problem(p, err.msg);
 }
 
-/* They keep a division from being 0 / 0, which takes a number that is not 0 in fp32. */
-#define ZERO_IN_FP32                                                                               \
-    "%g is 0 in fp32, so that zero gradients or equal activations would give NaN; give 1.2e-38 or " \
-    "more"
-static void check_epsilons(struct zt_problems *p, const struct zt_spec *s) {
+/* It keeps a division from being 0 / 0, which takes a number that is not 0 in fp32. */
+static void check_epsilon(struct zt_problems *p, const struct zt_spec *s) {
     if (s->optimizer.eps > 0 && s->optimizer.eps < (double)FLT_MIN)
-        ZT_PROBLEM(p, "optimizer.eps", ZERO_IN_FP32, s->optimizer.eps);
-    if (s->model.norm_eps > 0 && s->model.norm_eps < (double)FLT_MIN)
-        ZT_PROBLEM(p, "model.norm_eps", ZERO_IN_FP32, s->model.norm_eps);
+        ZT_PROBLEM(p, "optimizer.eps",
+                "%g is 0 in fp32, so that zero gradients would give NaN; give 1.2e-38 or more", s->optimizer.eps);
 }
 
 /* What the allocator of every rank would refuse. */
@@ -303,7 +299,7 @@ void zt_check_alone(struct zt_problems *p, struct zt_spec *s) {
     check_schedule(p, s);
     zt_check_shard(p, s);
     zt_check_precision(p, s);
-    check_epsilons(p, s);
+    check_epsilon(p, s);
     check_memory(p, s);
     check_service(p, s);
 }

@@ -176,7 +176,7 @@ static const struct zt_key keys[] = {
     FLOAT("training.lora.alpha", training.lora.alpha, 0, 1e6, ZT_KEY_ABOVE_MIN, "32",
           "An adapter's output is scaled by alpha / rank."),
     LIST("training.lora.targets", training.lora.targets, "[\"*.q_proj\", \"*.v_proj\"]",
-         "Patterns over tensor names."),
+         "Patterns over the names of linear layers (tensor names without `.weight`)."),
 
     SECTION("loss", "The loss."),
     ENUM("loss.average", loss.average,

@@ -218,6 +218,24 @@ static void check_tensor(struct zt_problems *p, const struct zt_spec *s) {
                    LL(T), t, t);
 }
 
+static void check_lora(struct zt_problems *p, const struct zt_spec *s) {
+    struct zt_model_table t;
+    struct zt_error err;
+    const char *targets[ZT_SPEC_MAX_LIST];
+    if (!s->training.lora.enabled)
+        return;
+    if (zt_spec_changed(s, "training.trainable"))
+        ZT_PROBLEM(p, "training.trainable", "given together with training.lora, where adapters alone train; give one of "
+                   "them");
+    if (zt_model_table_build(&s->model, ZT_WRAP_BLOCK, 1, &t, &err))
+        return; /* what is wrong with the model is told elsewhere */
+    for (int i = 0; i < s->training.lora.targets.n; i++)
+        targets[i] = s->training.lora.targets.item[i];
+    if (zt_model_table_add_lora(&t, s->training.lora.rank, targets, s->training.lora.targets.n, &err))
+        ZT_PROBLEM(p, "training.lora.targets", "%s", strstr(err.msg, ": ") + 2);
+    zt_model_table_free(&t);
+}
+
 void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
     const enum zt_mode m = s->parallelism.mode;
     if (m == ZT_DDP && s->parallelism.shard > 1)
@@ -233,6 +251,7 @@ void zt_check_shard(struct zt_problems *p, struct zt_spec *s) {
     check_units(p, s);
     note_bucket(p, s);
     check_trainable(p, s);
+    check_lora(p, s);
     if (s->parallelism.reshard == ZT_RESHARD_INT && s->parallelism.tensor > 1)
         ZT_PROBLEM(p, "parallelism.reshard_after_forward",
                    "%d with tensor_parallel_degree %d; a number needs tensor_parallel_degree 1 (allowed: true, false, "

@@ -141,3 +141,17 @@ Test(spec_model, loss) {
         expect_line(GOOD, set[i], want);
     }
 }
+
+Test(spec_model, adapters) {
+    expect_set("training.lora={rank: 8}",
+               "run.yaml: training.lora.targets: \"*.q_proj\" matches no linear layer of the blocks; names look like "
+               "transformer.h.3.mlp.c_proj");
+    expect_text("version: 1\nname: good\nmodel: {preset: llama-nano}\ndataset: {path: x}\ntraining:\n  steps: 3\n"
+                "  seq_len: 8\n  local_batch_size: 1\n  lora:\n    targets: [\"*.norm\"]\n",
+                "run.yaml:10:5: training.lora.targets: \"*.norm\" matches no linear layer of the blocks; names look like "
+                "model.layers.3.mlp.down_proj");
+    expect_text("version: 1\nname: good\nmodel: {preset: llama-nano}\ndataset: {path: x}\ntraining:\n  steps: 3\n"
+                "  seq_len: 8\n  local_batch_size: 1\n  trainable: [\"*.norm.*\"]\n  lora: {rank: 4}\n",
+                "run.yaml:9:3: training.trainable: given together with training.lora, where adapters alone train; give "
+                "one of them");
+}

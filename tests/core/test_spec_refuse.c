@@ -272,11 +272,11 @@ Test(refuse, values_that_contradict) {
                "--set lr_scheduler.min_lr_factor: has no effect with decay_type constant; choose linear, "
                "cosine or sqrt, or leave it out");
     expect_set("optimizer.eps=1e-50",
-               "--set optimizer.eps: 1e-50 is 0 in fp32, so that zero gradients or equal activations "
-               "would give NaN; give 1.2e-38 or more");
+               "--set optimizer.eps: 1e-50 is 0 in fp32, so that zero gradients would give NaN; give "
+               "1.2e-38 or more");
     expect_set("model.norm_eps=1e-39",
-               "--set model.norm_eps: 1e-39 is 0 in fp32, so that zero gradients or equal activations "
-               "would give NaN; give 1.2e-38 or more");
+               "--set model.norm_eps: 1e-39 is 0 in fp32, so that a row of zeros would give NaN; give "
+               "1.2e-38 or more");
     expect_set("memory.max_split_size_mib=20",
                "--set memory.max_split_size_mib: 20 is not above 20, the size of a large segment; give "
                "more, or 0 for no limit");
@@ -380,7 +380,7 @@ Test(refuse, not_in_this_version) {
         {"model.dropout=0.1", "\"0.1\" is not in this version (only 0)"},
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"dataset.document_masks=true", "\"true\" is not in this version (only false)"},
-        {"training.lora={rank: 8}", "not in this version; leave the section out"},
+        {"training.lora={rank: 8, targets: [\"*\"]}", "not in this version; leave the section out"},
         {"loss.average=sample", "\"sample\" is not in this version (only token)"},
         {"loss.chunk_tokens=64", "\"64\" is not in this version (only 0)"},
         {"parallelism.tensor_parallel_degree=2", "\"2\" is not in this version (only 1)"},
