@@ -147,8 +147,9 @@ int shm_fail_first(struct zt_comm *c, int code, int rank, struct zt_error *err, 
 int shm_fail_recorded(struct zt_comm *c, struct zt_error *err);
 /* "all_reduce #17 of group "dp" (unit h.3)" */
 const char *shm_describe(const struct zt_comm *c, char *buf, size_t n);
-/* Between two slices of a wait for the n ranks in late (ascending): failures, deaths, the deadline. */
-int shm_look(struct zt_comm *c, int *late, int n, struct zt_error *err);
+/* Between two slices of a wait for the n ranks in late (ascending): failures, deaths, the deadline; one that has left
+ * without having come. ended: a rank of another host whose connection has ended, -1: none. */
+int shm_look(struct zt_comm *c, int *late, int n, int ended, struct zt_error *err);
 /* Members that have not reached this rank's last barrier, into late; returns how many. */
 int shm_late(const struct zt_comm *c, int *late);
 void shm_wait_over(struct zt_comm *c);

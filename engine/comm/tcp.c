@@ -50,11 +50,12 @@ static int late_ranks(const struct zt_comm *c, int *late) {
     return n;
 }
 
-static int look(struct zt_comm *c, struct zt_error *err) {
+/* ended: rank whose connection has ended, -1: none. */
+static int look(struct zt_comm *c, int ended, struct zt_error *err) {
     struct tcp_comm *t = c->state;
     int late[ZT_COMM_MAX_RANKS], n = late_ranks(c, late);
     t->looked = zt_clock_ns();
-    return shm_look(t->near, late, n, err);
+    return shm_look(t->near, late, n, ended, err);
 }
 
 /* The end of a connection is a consequence: the watch connections tell of what. */
@@ -64,7 +65,7 @@ static int hung_up(struct zt_comm *c, const struct tcp_link *l, struct zt_error 
     char what[160];
     for (int64_t until = zt_clock_ns() + HANG_UP_NS; zt_clock_ns() < until;) {
         const struct timespec pause = {0, 5000000};
-        int rc = look(c, err);
+        int rc = look(c, rank, err);
         if (rc) return rc;
         nanosleep(&pause, NULL);
     }
@@ -129,7 +130,7 @@ static int pump(struct zt_comm *c, bool sent, struct zt_error *err) {
         if (!busy) break;
         if (!moved) wait_ready(t, m->deadline);
         if (zt_clock_ns() - t->looked < SLICE_NS) continue;
-        rc = look(c, err);
+        rc = look(c, -1, err);
         if (rc) return rc;
     }
     shm_wait_over(t->near);
@@ -447,7 +448,7 @@ static int tcp_collective(struct zt_comm *c, enum zt_coll kind, enum zt_redop op
     bool gives = is_small && (kind != ZT_COLL_BROADCAST || c->rank == group_root);
     size_t half = (near->stage_turn & 1) * SHM_HALF;
     shm_begin(state->near, record, atomic_load(&c->timeout_ns));
-    int rc = look(c, err);
+    int rc = look(c, -1, err);
     if (rc) return rc;
     if (gives) memcpy(near->stage[state->near->rank] + half, send, send_bytes);
     rc = tcp_meet(c, &own, send, gives ? send_bytes : 0, err);

@@ -448,7 +448,7 @@ static int compare_lists(struct zt_comm *parent, const struct zt_comm *child,
 static int look_at_world(void *arg, struct zt_error *err) {
     struct zt_comm *near = arg;
     int none[1];
-    return shm_look(near, none, 0, err);
+    return shm_look(near, none, 0, -1, err);
 }
 
 /* The parts of a group with members on other hosts. */

@@ -517,6 +517,23 @@ Test(coll, groups, .timeout = 300) {
     cr_assert(fleet_ok(&f, LIMIT));
 }
 
+#ifdef ZT_FAILPOINTS
+/* Rank 0 comes last, is through at once and leaves while rank 1 still looks for it: no failure. */
+static int leaving(struct rank *r) {
+    if (r->rank == 1) setenv("ZT_FAIL", "comm.until_left:error", 1);
+    OK(fleet_init(r, &fleet_id, r->rank, r->world, 60));
+    zt_comm_watch(r->comm, &r->board->flag[r->rank]);
+    if (r->rank == 0)
+        while (atomic_load(&r->board->flag[1]) != 1 + 0) fleet_pause();
+    OK(zt_barrier(r->comm, NULL, &why, &r->err));
+    return 0;
+}
+Test(coll, a_rank_leaves_as_soon_as_it_is_through, .timeout = 300) {
+    struct fleet f = {.world = 2, .body = leaving, .no_init = true};
+    cr_assert(fleet_ok(&f, LIMIT));
+}
+#endif
+
 /* One group from two streams: the calls keep their order although the streams do not. */
 struct gate {
     _Atomic int open;
