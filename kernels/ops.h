@@ -189,8 +189,9 @@ struct zt_ops {
     /* Tiled with online softmax: no T x T matrix exists. out [B*T, H, D] dense, lse [B,H,T] =
      * log-sum-exp of the scaled scores, without dropout. softmax scale = 1/sqrt(D). Tiles that are
      * masked whole, above the diagonal or before all starts, cost nothing. The workspaces depend on
-     * the shape in `a` alone. dk and dv sum over the heads of a group in their order. ZT_EINVAL:
-     * sizes, distances or p that cannot be; ZT_EDATA names the row of a start outside [0, t]. */
+     * the shape in `a` alone. dk and dv sum over the heads of a group in their order; dq, dk and dv
+     * overlap nothing that is read. ZT_EINVAL: sizes, distances or p that cannot be; ZT_EDATA names
+     * the row of a start outside [0, t]. */
     size_t (*attention_workspace)(const struct zt_attention *a, enum zt_dtype t);
     int (*attention_forward)(struct zt_ops_ctx *x, enum zt_dtype t, void *out, float *lse,
                              const void *q, const void *k, const void *v,

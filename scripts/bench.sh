@@ -3,7 +3,7 @@
 # Runs our benchmark programs and their PyTorch peers, round by round in turn, so that both see the same
 # machine; prints medians and ratios (above 1: we are faster), and every raw JSON line to a file.
 #   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
-# NAME: adamw, gemm, collective or train_step; without a peer, our own against our own: modes (sharding against
+# NAME: adamw, gemm, attention, collective or train_step; without a peer, our own against our own: modes (sharding against
 # ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring),
 # plan_speed (seconds to plan), plan (estimated steps after zctl calibrate against measured ones). The peers need
 # python3-torch; without it the rows say so.
@@ -223,6 +223,7 @@ step="--layers 4 --dim 256 --heads 4 --seq 256 --vocab 256"
 if [ $size = quick ]; then
     row ms bench-adamw adamw --n 1000000 --threads 1
     row cpu_ms bench-gemm gemm --op fwd --rows 2048 --in 256 --out 1024 --threads 1
+    row cpu_ms bench-attention attention --pass backward --seq 256 --kv-heads 2 --threads 1
     row us bench-collective collective --op all_reduce --world 2 --bytes 1048576
     row ms bench-train-step train_step --layers 2 --dim 128 --heads 2 --seq 64 --batch 4 --steps 4 --warmup 1
     exit $failed
@@ -238,6 +239,12 @@ for threads in 1 2; do
             row $time bench-gemm gemm --op $op --rows 2048 --in 256 --out 1024 --threads $threads --type $type
             row $time bench-gemm gemm --op $op --rows 2048 --in 768 --out 3072 --threads $threads --type $type
         done
+    done
+done
+for seq in 1024 2048 4096; do
+    for heads in 8 2; do
+        row ms bench-attention attention --pass forward --seq $seq --kv-heads $heads --threads 2
+        row ms bench-attention attention --pass backward --seq $seq --kv-heads $heads --threads 2
     done
 done
 row us bench-collective collective --op barrier --world 2

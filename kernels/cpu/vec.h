@@ -58,7 +58,18 @@ struct zt_vec_attention {
 };
 
 #define ZT_ATTENTION_BLOCK 64 /* queries, or keys, of one tile */
-#define ZT_VEC_RANDOM 256     /* elements that zt_vec.random serves at a time */
+
+/* The tiles that one call of backward visits, by blocks of queries and of keys, and what it sums:
+ * dq (then of all keys), dk and dv (then of all queries), or all three. dk and dv are summed in the
+ * scratch over the heads of a group, one call each in order by one thread: zeroed before the first,
+ * stored after the last. Any cut into parts adds in the same order. */
+struct zt_vec_attention_part {
+    int64_t query, queries, key, keys; /* the first block and how many */
+    bool to_queries, to_keys;
+    bool first, last;
+};
+
+#define ZT_VEC_RANDOM 256 /* elements that zt_vec.random serves at a time */
 
 /* Routines on tensors of one storage type. */
 struct zt_vec_of {
@@ -102,9 +113,8 @@ struct zt_vec_of {
     void (*cross_entropy_row)(void *logits, float *loss, int64_t V, int64_t target, float scale,
                               bool backward);
     void (*attention_forward)(const struct zt_vec_attention *a, int64_t query_block);
-    /* dk and dv are summed in the scratch over the heads of a group, one call each in order by one
-     * thread: zeroed before the first, stored after the last. */
-    void (*attention_backward)(const struct zt_vec_attention *a, bool first, bool last);
+    void (*attention_backward)(const struct zt_vec_attention *a,
+                               const struct zt_vec_attention_part *p);
 };
 
 struct zt_vec {

@@ -379,3 +379,48 @@ static void softmax_gradient_tile(const struct tile *s, struct tiles *t) {
         }
     }
 }
+
+/* dv += P^T dout, dk += dS^T q */
+static void keys_tile(const struct tile *s, struct tiles *t) {
+    const int64_t padded = t->padded, lanes = padded / 16;
+    tile_product(s,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->dv + s->key * padded,
+                                  .ldc = padded,
+                                  .a = t->score,
+                                  .a_row = BLOCK,
+                                  .a_step = 1,
+                                  .b = t->dout,
+                                  .ldb = padded,
+                                  .n = s->queries,
+                                  .accumulate = true},
+                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
+    tile_product(s,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->dk + s->key * padded,
+                                  .ldc = padded,
+                                  .a = t->dscore,
+                                  .a_row = BLOCK,
+                                  .a_step = 1,
+                                  .b = t->q,
+                                  .ldb = padded,
+                                  .n = s->queries,
+                                  .accumulate = true},
+                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
+}
+
+/* dq = or += dS k */
+static void queries_tile(const struct tile *s, struct tiles *t) {
+    tile_product(s,
+                 (struct product){.ahead = &t->ahead,
+                                  .c = t->acct,
+                                  .ldc = BLOCK,
+                                  .a = t->plain,
+                                  .a_row = 1,
+                                  .a_step = t->D,
+                                  .b = t->dscore,
+                                  .ldb = BLOCK,
+                                  .n = s->keys,
+                                  .accumulate = s->key / BLOCK > t->least / BLOCK},
+                 SUM_OVER_KEYS, t->D, s->vectors);
+}

@@ -57,12 +57,9 @@ static struct tiles TY(tiles)(const struct zt_vec_attention *a) {
     return t;
 }
 
-/* Queues the keys and values of the tile after this one or, at the last tile of a block, what the
- * next block or unit starts with. */
+/* Queues the keys and values of the tile after this one. */
 static void TY(look_ahead)(const struct zt_vec_attention *a, const struct tile *s,
                            struct tiles *t) {
-    t->ahead.count = 0;
-    if (s->diagonal) return;
     const int64_t next = s->key + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
     TY(ahead)(t, (const ELEM *)a->v + next * a->v_row, a->v_row, rows);
     TY(ahead)(t, (const ELEM *)a->k + next * a->k_row, a->k_row, rows);
@@ -92,8 +89,10 @@ static void TY(attention_forward)(const struct zt_vec_attention *a, int64_t quer
     for (int64_t key_block = first; key_block <= query_block; key_block++) {
         s = tile_at(query_block, key_block, a->T);
         const ELEM *v = (const ELEM *)a->v + s.key * a->v_row;
-        TY(look_ahead)(a, &s, &t);
-        if (s.diagonal) {
+        t.ahead.count = 0;
+        if (!s.diagonal) {
+            TY(look_ahead)(a, &s, &t);
+        } else { /* what the next unit starts with */
             TY(ahead)(&t, a->next_v, a->v_row, first_rows);
             TY(ahead)(&t, a->next_k, a->k_row, first_rows);
             TY(ahead)(&t, (ELEM *)a->o + s.query * a->out_row, a->out_row, s.queries);
@@ -157,9 +156,10 @@ static void TY(load_statistics)(const struct zt_vec_attention *a, const struct t
     }
 }
 
-static void TY(backward_tile)(const struct zt_vec_attention *a, const struct tile *s,
-                              struct tiles *t) {
-    const int64_t D = a->D, padded = t->padded, lanes = padded / 16;
+/* The weights of a tile and their gradients. */
+static void TY(weights_tile)(const struct zt_vec_attention *a, const struct tile *s,
+                             struct tiles *t) {
+    const int64_t D = a->D;
     int64_t v_row = a->v_row;
     TY(gather_rows)(t->plain, D, (const ELEM *)a->k + s->key * a->k_row, a->k_row, s->keys, D, D);
     const float *v =
@@ -188,50 +188,15 @@ static void TY(backward_tile)(const struct zt_vec_attention *a, const struct til
                  ROWS_ARE_KEYS, s->keys, s->vectors);
     if (a->dropout.on) dropout_tile(&a->dropout, s, t);
     softmax_gradient_tile(s, t);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->dv + s->key * padded,
-                                  .ldc = padded,
-                                  .a = t->score,
-                                  .a_row = BLOCK,
-                                  .a_step = 1,
-                                  .b = t->dout,
-                                  .ldb = padded,
-                                  .n = s->queries,
-                                  .accumulate = true},
-                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->dk + s->key * padded,
-                                  .ldc = padded,
-                                  .a = t->dscore,
-                                  .a_row = BLOCK,
-                                  .a_step = 1,
-                                  .b = t->q,
-                                  .ldb = padded,
-                                  .n = s->queries,
-                                  .accumulate = true},
-                 ROWS_ARE_KEYS_SUM_QUERIES, s->keys, lanes);
-    tile_product(s,
-                 (struct product){.ahead = &t->ahead,
-                                  .c = t->acct,
-                                  .ldc = BLOCK,
-                                  .a = t->plain,
-                                  .a_row = 1,
-                                  .a_step = D,
-                                  .b = t->dscore,
-                                  .ldb = BLOCK,
-                                  .n = s->keys,
-                                  .accumulate = s->key / BLOCK > t->least / BLOCK},
-                 SUM_OVER_KEYS, D, s->vectors);
 }
 
-/* At the last tile of a block of queries: its dQ rows, and the rows of the block after it. */
+/* At the last tile of a block of queries: its dQ rows, and the rows of the block after it or of
+ * what follows the last one. */
 static void TY(look_ahead_of_block)(const struct zt_vec_attention *a, const struct tile *s,
-                                    struct tiles *t) {
+                                    bool last, struct tiles *t) {
     const int64_t next = s->query + BLOCK, left = a->T - next, rows = left < BLOCK ? left : BLOCK;
     const int64_t first_rows = BLOCK < a->T ? BLOCK : a->T;
-    if (left > 0) {
+    if (!last) {
         TY(ahead)(t, (const ELEM *)a->out + next * a->out_row, a->out_row, rows);
         TY(ahead)(t, (const ELEM *)a->dout + next * a->out_row, a->out_row, rows);
         TY(ahead)(t, (const ELEM *)a->q + next * a->q_row, a->q_row, rows);
@@ -244,34 +209,59 @@ static void TY(look_ahead_of_block)(const struct zt_vec_attention *a, const stru
     TY(ahead)(t, (ELEM *)a->dq + s->query * a->q_row, a->q_row, s->queries);
 }
 
-static void TY(attention_backward)(const struct zt_vec_attention *a, bool first, bool last) {
+/* The queries of a block and what backward needs of them. */
+static void TY(load_gradients)(const struct zt_vec_attention *a, const struct tile *s,
+                               struct tiles *t) {
+    TY(load_queries)(a, s, t);
+    TY(gather_rows)
+    (t->dout, t->padded, (const ELEM *)a->dout + s->query * a->out_row, a->out_row, s->queries,
+     a->D, t->padded);
+    transpose_queries(t->dot, t->dout, t->padded, s->queries, a->D);
+    TY(load_statistics)(a, s, t);
+}
+
+static void TY(store_keys)(const struct zt_vec_attention *a, int64_t row, int64_t rows,
+                           struct tiles *t) {
+    float *dk = t->dk + row * t->padded;
+    scale_f32(dk, LN_2, (size_t)(rows * t->padded)); /* the queries carried log2(e) */
+    TY(scatter_rows)
+    ((ELEM *)a->dk + row * a->k_row, a->k_row, dk, t->padded, rows, a->D);
+    TY(scatter_rows)
+    ((ELEM *)a->dv + row * a->v_row, a->v_row, t->dv + row * t->padded, t->padded, rows, a->D);
+}
+
+static void TY(attention_backward)(const struct zt_vec_attention *a,
+                                   const struct zt_vec_attention_part *p) {
     struct tiles t = TY(tiles)(a);
-    const int64_t blocks = (a->T + BLOCK - 1) / BLOCK;
-    if (first) {
-        memset(t.dk, 0, (size_t)(a->T * t.padded) * sizeof *t.dk);
-        memset(t.dv, 0, (size_t)(a->T * t.padded) * sizeof *t.dv);
+    const int64_t row = p->key * BLOCK, end = row + p->keys * BLOCK;
+    const int64_t rows = (end < a->T ? end : a->T) - row;
+    if (p->to_keys && p->first) {
+        memset(t.dk + row * t.padded, 0, (size_t)(rows * t.padded) * sizeof *t.dk);
+        memset(t.dv + row * t.padded, 0, (size_t)(rows * t.padded) * sizeof *t.dv);
     }
-    for (int64_t query_block = 0; query_block < blocks; query_block++) {
+    for (int64_t query_block = p->query; query_block < p->query + p->queries; query_block++) {
         struct tile s = tile_at(query_block, 0, a->T);
-        TY(load_queries)(a, &s, &t);
-        TY(gather_rows)
-        (t.dout, t.padded, (const ELEM *)a->dout + s.query * a->out_row, a->out_row, s.queries,
-         a->D, t.padded);
-        transpose_queries(t.dot, t.dout, t.padded, s.queries, a->D);
-        TY(load_statistics)(a, &s, &t);
         load_starts(a->starts, &s, &t);
-        for (int64_t key_block = t.least / BLOCK; key_block <= query_block; key_block++) {
+        int64_t key_block = t.least / BLOCK;
+        if (key_block < p->key) key_block = p->key;
+        if (key_block >= p->key + p->keys) continue;
+        TY(load_gradients)(a, &s, &t);
+        for (; key_block <= query_block && key_block < p->key + p->keys; key_block++) {
             s = tile_at(query_block, key_block, a->T);
-            TY(look_ahead)(a, &s, &t);
-            if (s.diagonal) TY(look_ahead_of_block)(a, &s, &t);
-            TY(backward_tile)(a, &s, &t);
+            t.ahead.count = 0;
+            if (!s.diagonal && key_block + 1 < p->key + p->keys)
+                TY(look_ahead)(a, &s, &t);
+            else
+                TY(look_ahead_of_block)
+            (a, &s, query_block + 1 == p->query + p->queries, &t);
+            TY(weights_tile)(a, &s, &t);
+            if (p->to_keys) keys_tile(&s, &t);
+            if (p->to_queries) queries_tile(&s, &t);
         }
+        if (!p->to_queries) continue;
         scale_f32(t.acct, a->scale, (size_t)(a->D * BLOCK));
         TY(store_transposed)
         ((ELEM *)a->dq + s.query * a->q_row, a->q_row, t.acct, s.queries, a->D, t.plain);
     }
-    if (!last) return;
-    scale_f32(t.dk, LN_2, (size_t)(a->T * t.padded)); /* the queries carried log2(e) */
-    TY(scatter_rows)(a->dk, a->k_row, t.dk, t.padded, a->T, a->D);
-    TY(scatter_rows)(a->dv, a->v_row, t.dv, t.padded, a->T, a->D);
+    if (p->to_keys && p->last) TY(store_keys)(a, row, rows, &t);
 }
