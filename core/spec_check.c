@@ -418,13 +418,8 @@ static void check_not_yet(struct zt_problems *p, const struct zt_spec *s,
     zt_schema_text(s, k, text, sizeof text);
     if (strcmp(text, no->only) == 0)
         return;
-    if (strcmp(no->path, "model.tied_head") == 0 && s->model.family != ZT_GPT2)
-        return; /* the family is refused already */
     zt_value_show(text, show, sizeof show);
-    if (strcmp(no->path, "model.family") == 0 && s->mark[i].line == 0)
-        ZT_PROBLEM(p, "model.preset", "\"%s\" is of the %s family, which is not in this version; use a "
-                "gpt2 preset", s->preset, show);
-    else if (!no->only[0])
+    if (!no->only[0])
         zt_problem(p, i, "not in this version; leave it out");
     else
         zt_problem(p, i, "\"%s\" is not in this version (only %s)", show, no->only);

@@ -200,6 +200,11 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
                                .ledger = &t->ledger,
                                .compute = t->recipe->compute,
                                .grad = t->recipe->grad,
+                               .recompute = s->activation_checkpoint.mode,
+                               .recompute_every = s->activation_checkpoint.every,
+                               .chunk_tokens = s->loss.chunk_tokens,
+                               .positions = s->training.seq_len,
+                               .dropout_seed = (uint64_t)s->training.seed,
                                .tensor = &t->group};
     TRY(zt_model_create(&t->table, &env, &t->model, err));
     TRY(open_feed(t, err));

@@ -1,39 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/model/gpt2.c: GPT-2: learned positions, pre-LayerNorm blocks, q, k and v in one layer,
- * GELU (tanh), biases, tied head. Which tensor is what, in the order of the table (core/model.h).
- */
+ * GELU (tanh), biases, tied head. Which tensor is what (core/model.h). */
 #include "engine/model/model_int.h"
 
-enum root_tensor { WTE = 0, WPE, LNF_W, LNF_B };
-enum half_tensor { NORM_W = 0, NORM_B, IN_W, IN_B, OUT_W, OUT_B, HALF_TENSORS };
-
 void zt_gpt2_form(const struct zt_model_table *t, struct zt_form *f) {
-    const struct zt_model_config *c = &t->config;
-    *f = (struct zt_form){
-        .half = {{.mix = ZT_MIX_ATTENTION,
-                  .norm = {NORM_W, NORM_B, "stream", "norm 1", "norm 1 mean", "norm 1 rstd",
-                           "norm 1 gradient"},
-                  .in = {{IN_W, IN_B, 3 * c->dim, "qkv", "qkv gradient"}},
-                  .out = {OUT_W, OUT_B, c->dim, "attention projection", NULL},
-                  .mixed = c->dim,
-                  .mixed_name = "attention",
-                  .mixed_gradient = "attention gradient"},
-                 {.mix = ZT_MIX_GELU,
-                  .norm = {NORM_W, NORM_B, "residual", "norm 2", "norm 2 mean", "norm 2 rstd",
-                           "norm 2 gradient"},
-                  .in = {{IN_W, IN_B, c->ffn_dim, "mlp hidden", NULL}},
-                  .out = {OUT_W, OUT_B, c->dim, "mlp projection", NULL},
-                  .mixed = c->ffn_dim,
-                  .mixed_name = "mlp gelu",
-                  .mixed_gradient = "mlp gradient"}},
-        .tokens = WTE,
-        .positions = WPE,
-        .final = {LNF_W, LNF_B, "stream", "final norm", "final norm mean", "final norm rstd",
-                  "final norm gradient"},
-        .head = WTE,
-    };
-    for (int i = 0; i < 2; i++) {
-        f->half[i].n_tensors = HALF_TENSORS;
-        f->half[i].n_in = 1;
-    }
+    const enum zt_role first = ZT_ROLE_NORM1, second = ZT_ROLE_NORM2;
+    f->half[0] = (struct zt_half_form){
+        .mix = ZT_MIX_ATTENTION,
+        .norm = {0, 1, "stream", "norm 1", "norm 1 mean", "norm 1 rstd", "norm 1 gradient"},
+        .n_in = 1,
+        .in = {zt_linear_of(t, first, ZT_ROLE_QKV, "qkv", "qkv gradient")},
+        .q_norm = -1,
+        .k_norm = -1,
+        .out = zt_linear_of(t, first, ZT_ROLE_ATTENTION_OUT, "attention projection",
+                            "attention projection gradient"),
+        .mixed = zt_inputs_of(t, ZT_ROLE_ATTENTION_OUT),
+        .mixed_name = "attention",
+        .mixed_gradient = "attention gradient"};
+    f->half[1] = (struct zt_half_form){
+        .mix = ZT_MIX_GELU,
+        .norm = {0, 1, "residual", "norm 2", "norm 2 mean", "norm 2 rstd", "norm 2 gradient"},
+        .n_in = 1,
+        .in = {zt_linear_of(t, second, ZT_ROLE_UP, "mlp hidden", NULL)},
+        .q_norm = -1,
+        .k_norm = -1,
+        .out = zt_linear_of(t, second, ZT_ROLE_DOWN, "mlp projection", "mlp projection gradient"),
+        .mixed = zt_inputs_of(t, ZT_ROLE_DOWN),
+        .mixed_name = "mlp gelu",
+        .mixed_gradient = "mlp gradient"};
+    f->final = (struct zt_norm_form){-1,
+                                     -1,
+                                     "stream",
+                                     "final norm",
+                                     "final norm mean",
+                                     "final norm rstd",
+                                     "final norm gradient"};
 }

@@ -8,6 +8,10 @@ void zt_half_release(struct zt_model *m, int h) {
     struct zt_half *k = &m->halves[h];
     zt_norm_drop(m, &k->norm);
     for (int i = 0; i < ZT_HALF_INPUTS; i++) zt_model_drop(m, &k->wide[i]);
+    for (int i = 0; i < 2; i++) {
+        zt_model_drop(m, &k->normed[i]);
+        zt_model_drop(m, &k->normed_rstd[i]);
+    }
     zt_model_drop(m, &k->mixed);
     zt_model_drop(m, &k->lse);
 }
@@ -34,27 +38,50 @@ out:
     return rc;
 }
 
+/* wide from normed, whose rows of all ranks are gathered first where they are cut. */
+static int in_forward(struct zt_model *m, const struct zt_batch *b, void *const *p, int h,
+                      struct zt_kept kept, struct zt_error *err) {
+    struct zt_half *k = &m->halves[h];
+    const struct zt_half_form *f = k->form;
+    const void *x = k->norm.out;
+    int64_t rows = b->B * b->T;
+    int rc = 0;
+    if (zt_tensor_sequence(m)) {
+        TRY(zt_tensor_gather(m, b, k->unit, k->norm.out, f->norm.name, k->block, &m->whole,
+                             ZT_WHY_TENSOR_ROWS, err));
+        x = m->whole;
+    }
+    for (int i = 0; i < f->n_in; i++) {
+        const struct zt_linear_form *in = &f->in[i];
+        TRY(zt_model_buffer(m, rows, in->width, m->env.compute, zt_tag_of(kept.wide), in->name,
+                            k->block, &k->wide[i], err));
+        TRY(zt_linear_forward(m, rows, m->table->config.dim, in->width, x, p[in->weight],
+                              zt_tensor(p, in->bias), k->wide[i], err));
+    }
+    zt_model_drop(m, &m->whole);
+out:
+    return rc;
+}
+
 /* Up to mixed; `out` is what follows. */
 static int to_mixed_forward(struct zt_model *m, const struct zt_batch *b, void *const *p, int h,
                             struct zt_kept kept, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
     const struct zt_half_form *f = k->form;
-    int64_t rows = b->B * b->T;
     int rc;
-    TRY(zt_norm_stream(m, rows, h, &f->norm, p, kept, &k->norm, err));
-    for (int i = 0; i < f->n_in; i++) {
-        const struct zt_linear_form *in = &f->in[i];
-        TRY(zt_model_buffer(m, rows, in->width, m->env.compute, zt_tag_of(kept.wide), in->name,
-                            k->block, &k->wide[i], err));
-        TRY(zt_linear_forward(m, rows, m->table->config.dim, in->width, k->norm.out, p[in->weight],
-                              zt_tensor(p, in->bias), k->wide[i], err));
-    }
+    TRY(zt_norm_stream(m, zt_own_rows(m, b), h, &f->norm, p, kept, &k->norm, err));
+    TRY(in_forward(m, b, p, h, kept, err));
     zt_model_drop_unless(m, kept.norm, &k->norm.out);
-    TRY(zt_mix_forward(m, b, h, kept, err));
+    TRY(zt_mix_forward(m, b, p, h, kept, err));
     for (int i = 0; i < f->n_in; i++) zt_model_drop_unless(m, kept.wide, &k->wide[i]);
     zt_model_drop_unless(m, kept.lse, &k->lse);
 out:
     return rc;
+}
+
+/* The bias is added once: to the first rank's part of the sum. */
+static void *bias_of(const struct zt_model *m, const struct zt_linear_form *f, void *const *p) {
+    return m->env.tensor == NULL || m->env.tensor->rank == 0 ? zt_tensor(p, f->bias) : NULL;
 }
 
 int zt_half_forward(struct zt_model *m, const struct zt_batch *b, const struct zt_unit_view *v,
@@ -69,8 +96,11 @@ int zt_half_forward(struct zt_model *m, const struct zt_batch *b, const struct z
     TRY(zt_model_buffer(m, rows, out->width, m->env.compute, ZT_TAG_TEMPORARY, out->name, k->block,
                         &m->out, err));
     TRY(zt_linear_forward(m, rows, k->form->mixed, out->width, k->mixed, p[out->weight],
-                          zt_tensor(p, out->bias), m->out, err));
+                          bias_of(m, out, p), m->out, err));
     zt_model_drop_unless(m, kept.mixed, &k->mixed);
+    TRY(zt_tensor_sum(m, b, k->unit, &m->out, ZT_TAG_TEMPORARY, out->name, k->block,
+                      ZT_WHY_TENSOR_SUM, err));
+    TRY(zt_dropout_rows(m, b, ZT_SITE_RESIDUAL(h), m->out, m->out, err));
 out:
     return rc;
 }
@@ -120,45 +150,89 @@ out:
 
 /* ---- backward ---- */
 
-/* dmixed from dstream, and the output layer's gradients. */
+/* The gradient of the output layer's result: *own, of this rank's rows, and *all: dstream, behind
+ * the dropout, and gathered, where there are those. */
+static int out_gradient(struct zt_model *m, const struct zt_batch *b, int h, const void **own,
+                        const void **all, struct zt_error *err) {
+    struct zt_half *k = &m->halves[h];
+    const struct zt_linear_form *f = &k->form->out;
+    int rc = 0;
+    *own = m->dstream;
+    if (zt_drops(m)) {
+        TRY(zt_model_buffer(m, zt_own_rows(m, b), f->width, m->env.compute, ZT_TAG_TEMPORARY,
+                            f->gradient, k->block, &m->dout, err));
+        TRY(zt_dropout_rows(m, b, ZT_SITE_RESIDUAL(h), m->dout, m->dstream, err));
+        *own = m->dout;
+    }
+    *all = *own;
+    if (zt_tensor_sequence(m)) {
+        TRY(zt_tensor_gather(m, b, k->unit, *own, f->gradient, k->block, &m->whole,
+                             ZT_WHY_TENSOR_GRADIENT_ROWS, err));
+        *all = m->whole;
+    }
+out:
+    return rc;
+}
+
+/* dmixed from dstream, and the output layer's gradients. SwiGLU's own backward comes before that of
+ * the weight: it makes the product that was not saved. */
 static int out_backward(struct zt_model *m, const struct zt_batch *b, void *const *p,
                         void *const *dp, int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
     const struct zt_half_form *f = k->form;
+    const bool swiglu = f->mix == ZT_MIX_SWIGLU;
+    const void *own, *all;
     int64_t rows = b->B * b->T;
     int rc;
-    if (k->to_mixed)
+    TRY(out_gradient(m, b, h, &own, &all, err));
+    if (k->to_mixed) {
         TRY(zt_model_buffer(m, rows, f->mixed, m->env.compute, ZT_TAG_TEMPORARY, f->mixed_gradient,
                             k->block, &m->dmixed, err));
-    if (k->trains_out && k->mixed == NULL)
-        TRY(zt_mix_forward(m, b, h, (struct zt_kept){.mixed = true}, err));
-    TRY(zt_linear_backward(m, rows, f->mixed, f->out.width, k->mixed, p[f->out.weight], m->dstream,
-                           m->dmixed, false, zt_tensor(dp, f->out.weight),
-                           zt_tensor(dp, f->out.bias), err));
+        TRY(zt_linear_backward(m, rows, f->mixed, f->out.width, NULL, p[f->out.weight], all,
+                               m->dmixed, false, NULL, NULL, err));
+    }
+    if (swiglu && k->to_mixed)
+        TRY(zt_mix_backward(m, b, p, dp, h, err));
+    else if (k->trains_out && k->mixed == NULL)
+        TRY(zt_mix_forward(m, b, p, h, (struct zt_kept){.mixed = true}, err));
+    TRY(zt_linear_backward(m, rows, f->mixed, f->out.width, k->mixed, NULL, all, NULL, false,
+                           dp[f->out.weight], NULL, err));
+    TRY(zt_bias_backward(m, zt_own_rows(m, b), f->out.width, own, zt_tensor(dp, f->out.bias), err));
+    zt_model_drop(m, &m->whole);
+    zt_model_drop(m, &m->dout);
     if (f->mix != ZT_MIX_ATTENTION || !k->to_mixed) zt_model_drop(m, &k->mixed);
-    if (!k->to_mixed)
-        for (int i = 0; i < f->n_in; i++) zt_model_drop(m, &k->wide[i]);
+    for (int i = 0; i < f->n_in && !k->to_mixed; i++) zt_model_drop(m, &k->wide[i]);
 out:
     return rc;
 }
 
 /* dnorm from dwide, and the input layers' gradients. */
-static int in_backward(struct zt_model *m, int64_t rows, void *const *p, void *const *dp, int h,
-                       struct zt_error *err) {
+static int in_backward(struct zt_model *m, const struct zt_batch *b, void *const *p,
+                       void *const *dp, int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
     const struct zt_half_form *f = k->form;
-    int64_t C = m->table->config.dim;
-    int rc;
+    int64_t C = m->table->config.dim, rows = b->B * b->T;
+    const void *x = k->norm.out;
+    int rc = 0;
+    if (zt_tensor_sequence(m) && k->trains_in) {
+        TRY(zt_tensor_gather(m, b, k->unit, k->norm.out, f->norm.name, k->block, &m->whole,
+                             ZT_WHY_TENSOR_ROWS_AGAIN, err));
+        x = m->whole;
+    }
     if (k->to_norm)
         TRY(zt_model_buffer(m, rows, C, m->env.compute, ZT_TAG_TEMPORARY, f->norm.gradient,
                             k->block, &m->dnorm, err));
     for (int i = 0; i < f->n_in; i++) {
         const struct zt_linear_form *in = &f->in[i];
-        TRY(zt_linear_backward(m, rows, C, in->width, k->norm.out, p[in->weight], m->dwide[i],
-                               m->dnorm, i > 0, dp[in->weight], zt_tensor(dp, in->bias), err));
+        TRY(zt_linear_backward(m, rows, C, in->width, x, p[in->weight], m->dwide[i], m->dnorm,
+                               i > 0, dp[in->weight], zt_tensor(dp, in->bias), err));
         zt_model_drop(m, &m->dwide[i]);
     }
+    zt_model_drop(m, &m->whole);
     zt_model_drop(m, &k->norm.out);
+    if (k->to_norm)
+        TRY(zt_tensor_sum(m, b, k->unit, &m->dnorm, ZT_TAG_TEMPORARY, f->norm.gradient, k->block,
+                          ZT_WHY_TENSOR_GRADIENT_SUM, err));
 out:
     return rc;
 }
@@ -168,16 +242,16 @@ int zt_half_backward(struct zt_model *m, const struct zt_batch *b, const struct 
     struct zt_half *k = &m->halves[h];
     const struct zt_half_form *f = k->form;
     void *const *p = v->param + k->first, *dp[ZT_HALF_TENSORS];
-    int64_t rows = b->B * b->T;
+    int64_t rows = zt_own_rows(m, b);
     int rc = 0;
     if (!k->reached) return 0;
     for (int i = 0; i < f->n_tensors; i++) dp[i] = zt_model_gradient(m, k->unit, v, k->first + i);
     if (replays(m, h)) TRY(replay(m, b, v, h, err));
     TRY(out_backward(m, b, p, dp, h, err));
     if (!k->to_mixed) goto out;
-    TRY(zt_mix_backward(m, b, h, err));
+    if (f->mix != ZT_MIX_SWIGLU) TRY(zt_mix_backward(m, b, p, dp, h, err));
     TRY(norm_again(m, rows, p, h, err));
-    TRY(in_backward(m, rows, p, dp, h, err));
+    TRY(in_backward(m, b, p, dp, h, err));
     if (!k->to_norm) goto out;
     TRY(zt_norm_backward(m, &f->norm, p, rows, &k->norm, m->dnorm, m->stream[h], m->dstream, true,
                          dp[f->norm.weight], zt_tensor(dp, f->norm.bias), err));

@@ -4,7 +4,7 @@
  * held past its last use in forward, and each is freed at the point of backward that uses it last.
  *
  *   none       all that backward reads
- *   selective  what products and attention make; norms and GELU are done again
+ *   selective  what products and attention make; norms, rotations and GELU are done again
  *   full       the input of a block; all else is made again, inside the block's backward. Halves of
  *              one block in units of their own are each recomputed alone: the other's parameters
  *              are not there. */
@@ -29,7 +29,8 @@ static void plan_half(const struct zt_model *m, struct zt_half *k, bool below) {
     }
     k->trains_out = trains(m, k, f->out.weight);
     k->to_norm = below || trains(m, k, f->norm.weight) || trains(m, k, f->norm.bias);
-    k->to_mixed = k->to_norm || k->trains_in || biases;
+    k->to_mixed =
+        k->to_norm || k->trains_in || biases || trains(m, k, f->q_norm) || trains(m, k, f->k_norm);
     k->reached = k->to_mixed || k->trains_out || trains(m, k, f->out.bias);
 }
 
@@ -68,25 +69,28 @@ void zt_plan(struct zt_model *m) {
         }
     }
     ZT_ASSERT(h == m->n_halves);
+    m->to_final = below || zt_model_trains(m, f->head_unit, f->final.weight) ||
+                  zt_model_trains(m, f->head_unit, f->final.bias);
 }
 
-/* All that backward reads of the half. */
+/* All that backward reads of the half. The product of SwiGLU is made again from gate and up. */
 static struct zt_kept kept_whole(const struct zt_half *k) {
-    bool attention = k->form->mix == ZT_MIX_ATTENTION;
+    const bool attention = k->form->mix == ZT_MIX_ATTENTION, swiglu = k->form->mix == ZT_MIX_SWIGLU;
     return (struct zt_kept){.stream = k->to_norm,
                             .statistics = k->to_norm,
                             .norm = k->trains_in,
-                            .wide = k->to_mixed,
-                            .mixed = k->trains_out || (attention && k->to_mixed),
-                            .lse = k->to_mixed && attention};
+                            .wide = k->to_mixed || (swiglu && k->trains_out),
+                            .normed = k->to_mixed && k->form->q_norm >= 0,
+                            .mixed = (k->trains_out && !swiglu) || (attention && k->to_mixed),
+                            .lse = attention && k->to_mixed};
 }
 
-/* Without what zt_half_backward makes again. */
+/* Without what half.c and mix.c make again. */
 static struct zt_kept kept_selective(const struct zt_half *k) {
     struct zt_kept kept = kept_whole(k);
     kept.stream |= kept.norm;
-    kept.statistics = kept.norm = false;
-    if (k->form->mix == ZT_MIX_ATTENTION) return kept;
+    kept.statistics = kept.norm = kept.normed = false;
+    if (k->form->mix != ZT_MIX_GELU) return kept;
     kept.wide |= kept.mixed;
     kept.mixed = false;
     return kept;

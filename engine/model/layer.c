@@ -76,22 +76,27 @@ int zt_linear_forward(struct zt_model *m, int64_t rows, int64_t in, int64_t out,
     return gemm(m, ZT_GEMM_FWD, rows, out, in, x, w, b, y, false, err);
 }
 
-int zt_linear_backward(struct zt_model *m, int64_t rows, int64_t in, int64_t out, const void *x,
-                       const void *w, const void *dy, void *dx, bool accumulate, void *dw, void *db,
-                       struct zt_error *err) {
+int zt_bias_backward(struct zt_model *m, int64_t rows, int64_t out, const void *dy, void *db,
+                     struct zt_error *err) {
     const struct zt_ops *ops = m->env.ops;
-    int rc = 0;
-    if (dx != NULL) rc = gemm(m, ZT_GEMM_DX, rows, in, out, dy, w, NULL, dx, accumulate, err);
-    if (rc == 0 && dw != NULL) rc = gemm(m, ZT_GEMM_DW, out, in, rows, dy, x, NULL, dw, true, err);
-    if (rc != 0 || db == NULL) return rc;
     void *workspace = NULL;
-    rc = zt_model_workspace(m, ops->bias_backward_workspace(rows, out), "bias workspace",
-                            &workspace, err);
+    if (db == NULL) return 0;
+    int rc = zt_model_workspace(m, ops->bias_backward_workspace(rows, out), "bias workspace",
+                                &workspace, err);
     if (rc != 0) return rc;
     rc = ops->bias_backward(m->env.ctx, m->env.compute, m->env.grad, db, dy, rows, out, true,
                             workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
+}
+
+int zt_linear_backward(struct zt_model *m, int64_t rows, int64_t in, int64_t out, const void *x,
+                       const void *w, const void *dy, void *dx, bool accumulate, void *dw, void *db,
+                       struct zt_error *err) {
+    int rc = 0;
+    if (dx != NULL) rc = gemm(m, ZT_GEMM_DX, rows, in, out, dy, w, NULL, dx, accumulate, err);
+    if (rc == 0 && dw != NULL) rc = gemm(m, ZT_GEMM_DW, out, in, rows, dy, x, NULL, dw, true, err);
+    return rc == 0 ? zt_bias_backward(m, rows, out, dy, db, err) : rc;
 }
 
 /* ---- norm ---- */
@@ -118,23 +123,34 @@ int zt_norm_forward(struct zt_model *m, const struct zt_norm_form *f, void *cons
                     const struct zt_norm_state *n, const void *in, const void *residual, void *sum,
                     struct zt_error *err) {
     const struct zt_model_config *c = &m->table->config;
-    return m->env.ops->layernorm_forward(m->env.ctx, m->env.compute, n->out, n->mean, n->rstd, in,
-                                         residual, sum, p[f->weight], p[f->bias], rows, c->dim,
-                                         c->norm_eps, err);
+    const struct zt_ops *ops = m->env.ops;
+    enum zt_dtype t = m->env.compute;
+    if (f->bias < 0)
+        return ops->rmsnorm_forward(m->env.ctx, t, n->out, n->rstd, in, residual, sum, p[f->weight],
+                                    rows, c->dim, c->norm_eps, err);
+    return ops->layernorm_forward(m->env.ctx, t, n->out, n->mean, n->rstd, in, residual, sum,
+                                  p[f->weight], p[f->bias], rows, c->dim, c->norm_eps, err);
 }
 
 int zt_norm_backward(struct zt_model *m, const struct zt_norm_form *f, void *const *p, int64_t rows,
                      const struct zt_norm_state *n, const void *dout, const void *in, void *dx,
                      bool accumulate, void *dw, void *db, struct zt_error *err) {
     const struct zt_ops *ops = m->env.ops;
+    const bool rms = f->bias < 0;
+    enum zt_dtype t = m->env.compute, gt = m->env.grad;
     int64_t width = m->table->config.dim;
     void *workspace = NULL;
-    int rc = zt_model_workspace(m, ops->layernorm_backward_workspace(rows, width), "norm workspace",
-                                &workspace, err);
+    int rc = zt_model_workspace(m,
+                                rms ? ops->rmsnorm_backward_workspace(rows, width)
+                                    : ops->layernorm_backward_workspace(rows, width),
+                                "norm workspace", &workspace, err);
     if (rc != 0) return rc;
-    rc = ops->layernorm_backward(m->env.ctx, m->env.compute, m->env.grad, dx, dw, db, dout, in,
-                                 p[f->weight], n->mean, n->rstd, rows, width, accumulate, workspace,
-                                 err);
+    if (rms)
+        rc = ops->rmsnorm_backward(m->env.ctx, t, gt, dx, dw, dout, in, p[f->weight], n->rstd, rows,
+                                   width, accumulate, workspace, err);
+    else
+        rc = ops->layernorm_backward(m->env.ctx, t, gt, dx, dw, db, dout, in, p[f->weight], n->mean,
+                                     n->rstd, rows, width, accumulate, workspace, err);
     zt_free(m->env.alloc, workspace);
     return rc;
 }

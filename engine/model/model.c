@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/model/model.c: the family-independent part: one micro-batch from tokens to loss and
- * gradients, and the layers that every family uses. Memory and thread rules: engine/model/model.h.
- */
+/* engine/model/model.c: a model's life, and one micro-batch from tokens to loss and gradients.
+ * Memory and thread rules: engine/model/model.h. */
 #include "engine/model/model_int.h"
 
 #include <stdlib.h>
@@ -15,7 +14,28 @@ static int allocate(struct zt_model *m, struct zt_error *err) {
     return 0;
 }
 
+/* The table of rotary angles: an input that stays, as the batch's tokens do, so tag activations. */
+static int make_rope(struct zt_model *m, struct zt_error *err) {
+    const struct zt_model_config *c = &m->table->config;
+    const struct zt_device_ops *dev = zt_device_ops(m->env.device);
+    struct zt_stream *compute = zt_device_compute(m->env.device);
+    const int64_t T = m->env.positions > 0 ? m->env.positions : c->seq_len_max;
+    const size_t bytes = (size_t)(T * c->head_dim) * sizeof(float);
+    if (!m->form.half[0].rope) return 0;
+    int rc = zt_model_buffer(m, T, c->head_dim, ZT_F32, ZT_TAG_ACTIVATIONS, "rotary angles", -1,
+                             &m->rope, err);
+    if (rc != 0 || !zt_device_has_memory(m->env.device)) return rc;
+    float *angles = malloc(bytes);
+    if (angles == NULL) return zt_fail(err, ZT_ENOMEM, "model: out of host memory");
+    zt_rope_table(c->rope_theta, &c->rope_scaling, c->head_dim, T, angles);
+    rc = dev->copy(compute, m->rope, angles, bytes, err);
+    if (rc == 0) rc = dev->stream_sync(compute, err);
+    free(angles);
+    return rc;
+}
+
 static void destroy(struct zt_model *m) {
+    zt_model_drop(m, &m->rope);
     zt_model_walk_free(&m->walk);
     free(m->halves);
     free(m->stream);
@@ -25,16 +45,6 @@ static void destroy(struct zt_model *m) {
 int zt_model_create(const struct zt_model_table *table, const struct zt_model_env *env,
                     struct zt_model **out, struct zt_error *err) {
     *out = NULL;
-    if (table->config.family != ZT_GPT2)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "model.family: llama is not in this version; use a gpt2 preset");
-    if (!table->config.tied_head)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "model.tied_head: false is not in this version; leave it out");
-    if (env->tensor && env->tensor->degree > 1)
-        return zt_fail(err, ZT_EUNSUPPORTED,
-                       "parallelism.tensor_parallel_degree: %d is not in this version; use 1",
-                       env->tensor->degree);
     if (env->grad != env->compute && env->grad != ZT_F32)
         return zt_fail(err, ZT_EINVAL,
                        "model: gradients are of the compute type %s or fp32, not %s",
@@ -43,13 +53,14 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
     if (m == NULL) return zt_fail(err, ZT_ENOMEM, "model: out of host memory");
     m->table = table;
     m->env = *env;
+    zt_form_build(table, &m->form);
     int rc = zt_model_walk_build(table, &m->walk, err);
     if (rc == 0) rc = allocate(m, err);
+    if (rc == 0) rc = make_rope(m, err);
     if (rc != 0) {
         destroy(m);
         return rc;
     }
-    zt_gpt2_form(table, &m->form);
     zt_plan(m);
     *out = m;
     return 0;
@@ -74,31 +85,18 @@ static int check_batch(const struct zt_model *m, const struct zt_batch *b, struc
         return zt_fail(err, ZT_EINVAL,
                        "model: a batch of %lld x %lld tokens has nothing to compute",
                        (long long)b->B, (long long)b->T);
-    if (b->T > m->table->config.seq_len_max)
+    int64_t longest = m->env.positions > 0 ? m->env.positions : m->table->config.seq_len_max;
+    if (b->T > longest)
         return zt_fail(err, ZT_EINVAL,
                        "training.seq_len: %lld is longer than the model's seq_len_max %lld",
-                       (long long)b->T, (long long)m->table->config.seq_len_max);
+                       (long long)b->T, (long long)longest);
+    if (zt_tensor_sequence(m) && b->T % m->env.tensor->degree != 0)
+        return zt_fail(
+            err, ZT_EINVAL,
+            "training.seq_len: %lld is not divisible by tensor_parallel_degree %d, which "
+            "parallelism.sequence_parallel needs",
+            (long long)b->T, m->env.tensor->degree);
     return 0;
-}
-
-/* The loss of all rows, in place: logits become their own gradient when `backward`. */
-static int loss_in_place(struct zt_model *m, const struct zt_batch *b, float loss_scale,
-                         bool backward, struct zt_fixsum *loss_sum, int64_t *valid,
-                         struct zt_error *err) {
-    const struct zt_ops *ops = m->env.ops;
-    int64_t rows = b->B * b->T;
-    void *losses = NULL;
-    int rc =
-        zt_model_buffer(m, rows, 1, ZT_F32, ZT_TAG_TEMPORARY, "token losses", -1, &losses, err);
-    if (rc != 0) return rc;
-    zt_model_segment_begin(m);
-    rc = ops->cross_entropy(m->env.ctx, m->env.compute, m->logits, losses, b->targets, NULL,
-                            rows, m->table->config.vocab_size, loss_scale, backward, err);
-    if (rc == 0) rc = ops->sum_values(m->env.ctx, losses, rows, loss_sum, err);
-    zt_model_segment_end(m, "loss", 0);
-    zt_free(m->env.alloc, losses);
-    if (rc != 0) return rc;
-    return ops->count_targets(m->env.ctx, b->targets, rows, valid, err);
 }
 
 /* The unit calls of one forward, nothing computed. */
@@ -121,27 +119,32 @@ int zt_model_step(struct zt_model *m, const struct zt_unit_source *src, const st
     int rc = check_batch(m, b, err);
     if (rc != 0) return rc;
     m->keep = backward;
+    m->training = !eval;
+    m->want_logits = false;
+    m->loss.scale = loss_scale;
+    m->loss.sum = loss_sum;
     rc = zt_chain_forward(m, src, b, err);
-    if (rc == 0) rc = loss_in_place(m, b, loss_scale, backward, loss_sum, valid, err);
+    if (rc == 0) rc = zt_head_loss(m, b, err);
     if (rc == 0 && backward) {
         zt_ledger_set_phase(m->env.ledger, ZT_PHASE_BACKWARD);
         rc = zt_chain_backward(m, src, b, err);
     }
     zt_model_drop(m, &m->logits);
     if (rc != 0) zt_chain_release(m);
-    return rc;
+    return rc != 0 ? rc
+                   : m->env.ops->count_targets(m->env.ctx, b->targets, b->B * b->T, valid, err);
 }
 
 int zt_model_logits(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                     void *logits, struct zt_error *err) {
     int rc = check_batch(m, b, err);
     if (rc != 0) return rc;
-    m->keep = false;
+    m->keep = m->training = false;
+    m->want_logits = true;
     zt_ledger_set_phase(m->env.ledger, ZT_PHASE_EVAL);
     rc = zt_chain_forward(m, src, b, err);
     if (rc == 0) {
-        size_t bytes =
-            (size_t)(b->B * b->T * m->table->config.vocab_size) * zt_dtype_size(m->env.compute);
+        size_t bytes = (size_t)(b->B * b->T * m->form.vocab_rows) * zt_dtype_size(m->env.compute);
         rc = m->env.ops->copy(m->env.ctx, logits, m->logits, bytes, err);
     }
     zt_model_drop(m, &m->logits);

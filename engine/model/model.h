@@ -9,6 +9,7 @@
 #ifndef ZT_ENGINE_MODEL_H
 #define ZT_ENGINE_MODEL_H
 #include "core/model.h"
+#include "engine/comm/comm.h"
 #include "engine/device/alloc.h"
 #include "kernels/ops.h"
 
@@ -39,16 +40,17 @@ struct zt_unit_source {
     int (*backward_end)(void *arg, int unit, struct zt_error *err);
 };
 
-/* The ranks that share every layer (tensor parallelism, Megatron-LM's rules): the table is cut for
- * this one of them. Collectives run on the compute stream; busy(arg, false) before and busy(arg,
- * true) after each, in evaluation too, so that the time is not taken for computing. comm may be set
- * after zt_model_create, before the first step. */
+/* Tensor parallelism: this rank's place in the group whose ranks hold the parts of every layer, see
+ * the same rows and run the same calls. Collectives run on the compute stream; busy(arg, false) and
+ * busy(arg, true) are called around each, so that compute intervals leave them out. sequence: what is
+ * between the cut layers (norms, residuals) is cut by rows, [B*T] in `degree` equal parts, which
+ * degree must divide. comm may be filled in after the model was made, the rest not. */
 struct zt_tensor_group {
     struct zt_comm *comm;
     int degree, rank;
-    bool sequence; /* rows are cut outside the cut layers (sequence parallelism) */
-    void (*busy)(void *arg, bool computing);
+    bool sequence;
     void *arg;
+    void (*busy)(void *arg, bool computing); /* NULL: nobody measures */
 };
 
 struct zt_model;
@@ -60,7 +62,11 @@ struct zt_model_env {
     /* Activation checkpointing of every n-th block (0: as 1). The same bits whatever is recomputed. */
     enum zt_recompute recompute;
     int64_t recompute_every;
-    const struct zt_tensor_group *tensor; /* the caller's; NULL: a group of one */
+    /* Head and loss in pieces of so many rows: logits never exist whole. 0: whole. */
+    int64_t chunk_tokens;
+    int64_t positions;     /* the longest sequence there will be; 0: seq_len_max */
+    uint64_t dropout_seed;
+    const struct zt_tensor_group *tensor; /* NULL: none; must outlive the model */
 };
 /* One micro-batch; tokens, targets and what belongs to them are device pointers [B*T]. targets -1 =
  * not counted. weights: factors of the tokens' losses and gradients, NULL = 1. starts: the first
@@ -81,15 +87,18 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
 void zt_model_destroy(struct zt_model *m);
 
 /* Forward, loss and (when backward) gradients scaled by loss_scale: the loss whose gradient is taken
- * is loss_scale * sum over valid tokens of -log p. Adds the token losses to *loss_sum and the valid
- * tokens to *valid. Sets the ledger phases forward and backward itself (eval = true: phase eval, no
- * saved activations). In evaluation a batch of no rows (B = 0) asks for the same units in the same
- * order and computes nothing: a rank that has run out of rows keeps in step with the others. */
+ * is loss_scale * sum over valid tokens of -weight log p. Adds the weighted token losses to *loss_sum
+ * and the valid tokens to *valid, on every tensor rank those of the whole batch. Sets the ledger
+ * phases forward and backward itself (eval = true: phase eval). Two facts apart: without `backward`
+ * nothing is saved; with `eval` there is no dropout. In evaluation a batch of no rows (B = 0) asks
+ * for the same units in the same order and computes nothing: a rank that has run out of rows keeps in
+ * step with the others. */
 int zt_model_step(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                   float loss_scale, bool backward, bool eval, struct zt_fixsum *loss_sum,
                   int64_t *valid, struct zt_error *err);
 
-/* For tests and tools: logits [B*T, V] of one batch into a caller's device buffer. */
+/* For tests and tools: logits [B*T, V] of one batch into a caller's device buffer, without dropout;
+ * on a tensor rank those of its part of the vocabulary. */
 int zt_model_logits(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                     void *logits, struct zt_error *err);
 

@@ -5,19 +5,25 @@
  * is
  *
  *   stream[h] = stream[h-1] + out (h > 0); normed = norm(stream[h]); wide = in(normed)
- *   mixed = attention(wide), gelu(wide) or silu(gate) up;  out = mixed Wout
+ *   mixed = attention(wide), gelu(wide) or silu(gate) up;  out = dropout(mixed Wout)
  *
  * and logits = norm(stream[2L]) Whead, stream[2L] = stream[2L-1] + out. The residual is added by
  * the norm that follows, so between halves, and so between units, there are stream[h] and out. The
  * gradient of the stream is one buffer that flows down. A unit of the table is a run of
  * neighbouring halves (one, a block's two, or those of several blocks).
  *
- *   gpt2.c      which tensor is what: the form of the family's halves
- *   keep.c      what is computed, saved and recomputed
- *   half.c      a half forward, backward and once more from its input
- *   mix.c       what is between its linear layers
- *   chain.c     embedding, halves and head in the order of the units
- *   layer.c     buffers; linear and norm layers
+ *   gpt2.c, llama.c   which tensor is what: the form of the family's halves
+ *   form.c            forms from the table
+ *   keep.c            what is computed, saved and recomputed
+ *   half.c            a half forward, backward and once more from its input
+ *   mix.c             what is between its linear layers
+ *   head.c            final norm, head and loss
+ *   chain.c           embedding, halves and head in the order of the units
+ *   tensor.c          what tensor parallelism sends
+ *   layer.c           buffers; linear and norm layers
+ *
+ * Rows: with sequence parallelism a rank has B T / degree of the stream, "own rows", and all rows
+ * of what is inside a half; else both are B T.
  *
  * Every function runs on the trainer thread. Device buffers belong to the struct that points to
  * them until dropped. */
@@ -48,14 +54,16 @@ struct zt_norm_form {
     const char *stream, *name, *mean, *rstd, *gradient;
 };
 
-enum zt_mix { ZT_MIX_ATTENTION = 0, ZT_MIX_GELU };
+enum zt_mix { ZT_MIX_ATTENTION = 0, ZT_MIX_GELU, ZT_MIX_SWIGLU };
 
 struct zt_half_form {
     enum zt_mix mix;
     int n_tensors; /* in table order, at most ZT_HALF_TENSORS */
     struct zt_norm_form norm;
     int n_in;
-    struct zt_linear_form in[ZT_HALF_INPUTS], out;
+    struct zt_linear_form in[ZT_HALF_INPUTS], out; /* q, k, v or one for all; gate, up */
+    int q_norm, k_norm;                            /* both or none */
+    bool rope;
     int64_t mixed; /* width of what goes into `out` */
     const char *mixed_name, *mixed_gradient;
 };
@@ -66,8 +74,20 @@ struct zt_form {
     int tokens, positions;       /* embeddings, in embed_unit */
     struct zt_norm_form final;   /* in head_unit */
     int head;                    /* weight, in head_unit */
+    int64_t vocab_rows;          /* of embedding and head on this rank, with padding */
 };
+void zt_form_build(const struct zt_model_table *t, struct zt_form *f);
+/* The halves and the final norm's names. */
 void zt_gpt2_form(const struct zt_model_table *t, struct zt_form *f);
+void zt_llama_form(const struct zt_model_table *t, struct zt_form *f);
+/* For these: of a tensor or layer in the half that begins with the norm `first`; -1 where there is
+ * none such. */
+int zt_tensor_in_half(const struct zt_model_table *t, enum zt_role first, enum zt_role role,
+                      enum zt_piece piece);
+struct zt_linear_form zt_linear_of(const struct zt_model_table *t, enum zt_role first,
+                                   enum zt_role role, const char *name, const char *gradient);
+int64_t zt_inputs_of(const struct zt_model_table *t,
+                     enum zt_role role); /* width of a layer's input */
 
 /* ---- state ---- */
 
@@ -87,6 +107,7 @@ struct zt_half {
     bool checkpoint; /* its input is all that is saved of it and the halves after it in its block */
     struct zt_norm_state norm;
     void *wide[ZT_HALF_INPUTS], *mixed; /* compute dtype */
+    void *normed[2], *normed_rstd[2];   /* q and k behind norms of their own; rstd fp32 */
     void *lse;                          /* attention: log-sum-exps, fp32 */
 };
 
@@ -99,11 +120,20 @@ struct zt_model {
     struct zt_half *halves;
     void **stream; /* [n_halves + 1] */
     struct zt_norm_state final;
+    void *rope; /* [positions, 2, head_dim / 2] fp32 */
     bool trains_embeddings, trains_head;
-    bool keep;      /* of this step: there will be a backward */
-    bool replaying; /* a half is computed once more, inside its backward */
-    /* in flight; here so that release finds them */
-    void *out, *logits, *dstream, *dmixed, *dwide[ZT_HALF_INPUTS], *dnorm;
+    bool to_final; /* something below the head trains, or the final norm */
+    /* of this call */
+    bool keep;        /* there will be a backward */
+    bool training;    /* dropout */
+    bool want_logits; /* whole, no loss */
+    bool replaying;   /* a half is computed once more, inside its backward */
+    struct {
+        float scale;
+        struct zt_fixsum *sum;
+    } loss;
+    /* in flight; here so that release finds them. whole: rows gathered from all tensor ranks */
+    void *out, *whole, *logits, *dstream, *dout, *dmixed, *dwide[ZT_HALF_INPUTS], *dnorm;
     void (*trace)(void *arg, const char *name, int unit, int64_t start_ns, int64_t end_ns);
     void *trace_arg;
     int64_t segment_start_ns;
@@ -115,14 +145,14 @@ struct zt_model {
 void zt_plan(struct zt_model *m);
 /* What of half h stays, after the pass that computes it, for its backward. */
 struct zt_kept {
-    bool stream, statistics, norm, wide, mixed, lse;
+    bool stream, statistics, norm, wide, normed, mixed, lse;
 };
 struct zt_kept zt_kept(const struct zt_model *m, int h);
 static inline enum zt_tag zt_tag_of(bool kept) {
     return kept ? ZT_TAG_ACTIVATIONS : ZT_TAG_TEMPORARY;
 }
 
-/* ---- half.c, mix.c, chain.c ---- */
+/* ---- half.c, mix.c, head.c, chain.c ---- */
 
 /* stream[s] from what the half before left, unless it is there (the embedding's; a replay begins
  * with it), and its norm. */
@@ -137,19 +167,81 @@ int zt_half_backward(struct zt_model *m, const struct zt_batch *b, const struct 
                      int h, struct zt_error *err);
 void zt_half_release(struct zt_model *m, int h);
 
-/* mixed from wide; into a buffer of tag mixed, lse beside it. */
-int zt_mix_forward(struct zt_model *m, const struct zt_batch *b, int h, struct zt_kept kept,
-                   struct zt_error *err);
-/* dwide from dmixed, which is dropped, as are wide and what else was saved. */
-int zt_mix_backward(struct zt_model *m, const struct zt_batch *b, int h, struct zt_error *err);
+/* mixed from wide, in a buffer of its own; p, dp: the half's tensors and gradients. */
+int zt_mix_forward(struct zt_model *m, const struct zt_batch *b, void *const *p, int h,
+                   struct zt_kept kept, struct zt_error *err);
+/* dwide from dmixed, which is dropped, as are wide and what else was saved. SwiGLU: mixed is made
+ * again when a weight needs it. */
+int zt_mix_backward(struct zt_model *m, const struct zt_batch *b, void *const *p, void *const *dp,
+                    int h, struct zt_error *err);
 
-/* Through the final norm and the head to m->logits [rows, V]. */
+/* The last visit of forward: final norm and head, to m->logits [rows, vocab_rows]; in pieces and
+ * without a backward the loss too, with one the norm alone. */
+int zt_head_forward(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
+                    struct zt_error *err);
+/* Adds the loss; m->logits become their own gradient when there will be a backward. */
+int zt_head_loss(struct zt_model *m, const struct zt_batch *b, struct zt_error *err);
+/* dstream, from m->logits, which it consumes. */
+int zt_head_backward(struct zt_model *m, const struct zt_batch *b, const struct zt_unit_view *v,
+                     struct zt_error *err);
+
 int zt_chain_forward(struct zt_model *m, const struct zt_unit_source *src, const struct zt_batch *b,
                      struct zt_error *err);
-/* Consumes m->logits, their gradient by now, and what forward kept. */
+/* Consumes m->logits and what forward kept. */
 int zt_chain_backward(struct zt_model *m, const struct zt_unit_source *src,
                       const struct zt_batch *b, struct zt_error *err);
 void zt_chain_release(struct zt_model *m); /* every device buffer still held, after an error */
+
+/* Dropout, counted as in kernels/ops.h; nothing without it. Sites: a place in the model each. */
+#define ZT_SITE_EMBEDDING 0u
+#define ZT_SITE_ATTENTION(block) (1u + 3u * (uint32_t)(block))
+#define ZT_SITE_RESIDUAL(half) (2u + 3u * (uint32_t)((half) / 2) + (uint32_t)((half) % 2))
+static inline bool zt_drops(const struct zt_model *m) {
+    return m->training && m->table->config.dropout > 0;
+}
+struct zt_dropout zt_dropout_of(const struct zt_model *m, const struct zt_batch *b, uint32_t site);
+/* out = in without what is dropped, own rows of the model's width; may alias. */
+int zt_dropout_rows(struct zt_model *m, const struct zt_batch *b, uint32_t site, void *out,
+                    const void *in, struct zt_error *err);
+
+/* ---- tensor.c ---- */
+
+/* Why the collectives happen, as struct zt_coll_why has them; at most 47 characters. */
+#define ZT_WHY_TENSOR_EMBEDDING "tensor: sum of the embedding's parts"
+#define ZT_WHY_TENSOR_ROWS "tensor: rows for a layer cut by columns"
+#define ZT_WHY_TENSOR_ROWS_AGAIN "tensor: rows again, for a weight's gradient"
+#define ZT_WHY_TENSOR_SUM "tensor: sum behind a layer cut by rows"
+#define ZT_WHY_TENSOR_GRADIENT_ROWS "tensor: gradient rows for a layer cut by rows"
+#define ZT_WHY_TENSOR_GRADIENT_SUM "tensor: gradient sum before columns"
+#define ZT_WHY_TENSOR_LARGEST "tensor: largest logit of each token"
+#define ZT_WHY_TENSOR_SOFTMAX "tensor: softmax sums of each token"
+
+static inline int zt_tensor_degree(const struct zt_model *m) {
+    return m->env.tensor != NULL ? m->env.tensor->degree : 1;
+}
+static inline bool zt_tensor_sequence(const struct zt_model *m) {
+    return zt_tensor_degree(m) > 1 && m->env.tensor->sequence;
+}
+static inline int64_t zt_own_rows(const struct zt_model *m, const struct zt_batch *b) {
+    return b->B * b->T / (zt_tensor_sequence(m) ? m->env.tensor->degree : 1);
+}
+/* This rank's rows of the vocabulary. */
+static inline struct zt_vocab zt_vocab_of(const struct zt_model *m) {
+    const int64_t rows = m->form.vocab_rows, rank = m->env.tensor != NULL ? m->env.tensor->rank : 0;
+    return (struct zt_vocab){rank * rows, rows, m->table->config.vocab_size};
+}
+/* All-reduce of n elements in place; nothing in a group of one. */
+int zt_tensor_reduce(struct zt_model *m, const struct zt_batch *b, int unit, void *v, int64_t n,
+                     enum zt_dtype t, enum zt_redop op, const char *reason, struct zt_error *err);
+/* With sequence parallelism: *whole, a new buffer of all rows, from own ones, of the model's width.
+ */
+int zt_tensor_gather(struct zt_model *m, const struct zt_batch *b, int unit, const void *own,
+                     const char *name, int block, void **whole, const char *reason,
+                     struct zt_error *err);
+/* *v, parts of all rows' sums, becomes the sums: of own rows, in a new buffer, with sequence
+ * parallelism, else of all in place. */
+int zt_tensor_sum(struct zt_model *m, const struct zt_batch *b, int unit, void **v, enum zt_tag tag,
+                  const char *name, int block, const char *reason, struct zt_error *err);
 
 /* ---- layer.c ---- */
 
@@ -178,10 +270,12 @@ void *zt_model_gradient(const struct zt_model *m, int unit, const struct zt_unit
 int zt_linear_forward(struct zt_model *m, int64_t rows, int64_t in, int64_t out, const void *x,
                       const void *w, const void *b, void *y, struct zt_error *err);
 /* dx = (or += ) dy w (dx NULL: not wanted); dw += dy^T x, db += column sums of dy (NULL: frozen or
- * absent) */
+ * absent). What is not wanted needs no operands. */
 int zt_linear_backward(struct zt_model *m, int64_t rows, int64_t in, int64_t out, const void *x,
                        const void *w, const void *dy, void *dx, bool accumulate, void *dw, void *db,
                        struct zt_error *err);
+int zt_bias_backward(struct zt_model *m, int64_t rows, int64_t out, const void *dy, void *db,
+                     struct zt_error *err);
 
 /* The buffers of a norm: its result and statistics. */
 int zt_norm_buffers(struct zt_model *m, const struct zt_norm_form *f, int64_t rows, int block,

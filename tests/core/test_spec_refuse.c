@@ -376,15 +376,11 @@ Test(refuse, not_in_this_version) {
         {"requirements.device=cuda", "\"cuda\" is not in this version (only cpu)"},
         {"requirements.gpu_name=H200", "not in this version; leave it out"},
         {"requirements.exclude=[a]", "\"[a]\" is not in this version (only [])"},
-        {"model.tied_head=false", "\"false\" is not in this version (only true)"},
-        {"model.dropout=0.1", "\"0.1\" is not in this version (only 0)"},
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"dataset.document_masks=true", "\"true\" is not in this version (only false)"},
         {"training.lora={rank: 8, targets: [\"*\"]}", "not in this version; leave the section out"},
         {"loss.average=sample", "\"sample\" is not in this version (only token)"},
-        {"loss.chunk_tokens=64", "\"64\" is not in this version (only 0)"},
         {"parallelism.tensor_parallel_degree=2", "\"2\" is not in this version (only 1)"},
-        {"activation_checkpoint.mode=full", "\"full\" is not in this version (only none)"},
         {"checkpoint={interval: 50}", "not in this version; leave the section out"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
         {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},
@@ -396,9 +392,6 @@ Test(refuse, not_in_this_version) {
                  row[i].why);
         expect_set(row[i].set, want);
     }
-    expect_set("model.preset=llama3-8b",
-               "--set model.preset: \"llama3-8b\" is of the llama family, which is not in this version; "
-               "use a gpt2 preset");
 }
 
 Test(refuse, bad_set_syntax) {

@@ -150,6 +150,10 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
                                .ledger = &b->ledger,
                                .compute = recipe->compute,
                                .grad = recipe->grad,
+                               .recompute = b->spec.activation_checkpoint.mode,
+                               .recompute_every = b->spec.activation_checkpoint.every,
+                               .chunk_tokens = b->spec.loss.chunk_tokens,
+                               .dropout_seed = (uint64_t)b->spec.training.seed,
                                .tensor = &b->group};
     if (!o->no_model) RT_TRY(zt_model_create(&b->table, &env, &b->model, e));
     RT_TRY(bench_world(b, shared, o, e));

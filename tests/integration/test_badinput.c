@@ -40,7 +40,7 @@ Test(badinput, run_files) {
          ":5:19: training.steps", "0"},
         {"unknown preset", HEAD "model: {preset: gpt2-nanno}\ndataset: {path: /x}\ntraining: {steps: 1, seq_len: 8, local_batch_size: 1}\n",
          ":3:17: model.preset", "gpt2-nano"},
-        {"not in this version", HEAD BODY "activation_checkpoint: {mode: full}\n", "activation_checkpoint.mode", "not in this version"},
+        {"not in this version", HEAD BODY "memory: {expandable_segments: true}\n", "memory.expandable_segments", "not in this version"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char file[512];

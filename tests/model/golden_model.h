@@ -56,6 +56,35 @@ static inline void gpt2_options(const struct bench *b, struct rig_options *o) {
     o->T = n[2];
 }
 
+static inline void llama_options(const struct bench *b, struct rig_options *o) {
+    struct golden_array real = array(b, "", "real");
+    int32_t n[13];
+    memcpy(n, array(b, "", "shape").data, sizeof n);
+    o->config = (struct zt_model_config){.family = ZT_LLAMA,
+                                         .layers = n[3],
+                                         .heads = n[5],
+                                         .kv_heads = n[6],
+                                         .head_dim = n[7],
+                                         .dim = n[4],
+                                         .ffn_dim = n[8],
+                                         .vocab_size = n[0],
+                                         .seq_len_max = n[1],
+                                         .rope_theta = golden_f64(&real, 0),
+                                         .norm_eps = golden_f64(&real, 1),
+                                         .tied_head = n[10],
+                                         .qkv_bias = n[11],
+                                         .qk_norm = n[12]};
+    if (golden_f64(&real, 2) != 0) {
+        o->config.rope_scaling.type = ZT_ROPE_LLAMA3;
+        o->config.rope_scaling.factor = golden_f64(&real, 2);
+        o->config.rope_scaling.low_freq_factor = golden_f64(&real, 3);
+        o->config.rope_scaling.high_freq_factor = golden_f64(&real, 4);
+        o->config.rope_scaling.original_max = (int64_t)golden_f64(&real, 5);
+    }
+    o->B = n[9];
+    o->T = n[2];
+}
+
 /* file: of tests/golden. how: everything but config, B and T, which the golden gives. */
 static inline void open_golden(struct bench *b, const char *file, const char *prefix,
                                const struct rig_options *how) {
@@ -64,7 +93,10 @@ static inline void open_golden(struct bench *b, const char *file, const char *pr
     snprintf(path, sizeof path, "%s/tests/golden/%s", ZT_SOURCE_ROOT, file);
     cr_assert_eq(golden_open(path, &b->gold), 0, "cannot read %s", path);
     b->prefix = prefix;
-    gpt2_options(b, &o);
+    if (prefix[0] == '\0')
+        gpt2_options(b, &o);
+    else
+        llama_options(b, &o);
     rig_open(&b->r, &o);
     for (int i = 0; i < b->r.table.n_tensors; i++) {
         const char *name = b->r.table.tensors[i].name;
@@ -77,6 +109,22 @@ static inline void open_golden(struct bench *b, const char *file, const char *pr
     struct golden_array tgt = golden_need(&b->gold, "", "targets");
     memcpy(b->r.tokens, tok.data, (size_t)tok.numel * 4);
     memcpy(b->r.targets, tgt.data, (size_t)tgt.numel * 4);
+}
+
+/* Documents and token weights of llama.bin, for the rig's batch. */
+static inline void rig_set_starts(struct rig *r, const struct golden *g) {
+    struct golden_array a = golden_need(g, "docs:", "starts");
+    cr_assert_eq(a.numel, r->o.B * r->o.T);
+    r->starts = rig_device(r, (size_t)a.numel * 4, ZT_TAG_PARAMETERS, "starts");
+    memcpy(r->starts, a.data, (size_t)a.numel * 4);
+}
+
+static inline void rig_set_weights(struct rig *r, const struct golden *g, const char *average) {
+    struct golden_array a = golden_need(g, average, "weights");
+    cr_assert_eq(a.numel, r->o.B * r->o.T);
+    if (r->weights == NULL)
+        r->weights = rig_device(r, (size_t)a.numel * 4, ZT_TAG_PARAMETERS, "weights");
+    memcpy(r->weights, a.data, (size_t)a.numel * 4);
 }
 
 static inline void close_bench(struct bench *b) {
@@ -119,6 +167,12 @@ static inline void check_gradients_of(const struct bench *b, const struct golden
     }
 }
 
+static inline void expect_loss(const struct bench *b, const char *kind, double loss) {
+    struct golden_array want = array(b, kind, "loss");
+    cr_expect_leq(fabs(loss / golden_f64(&want, 0) - 1), 1e-6, "%s%sloss %.9f, PyTorch %.9f",
+                  b->prefix, kind, loss, golden_f64(&want, 0));
+}
+
 static inline void check_gradients(const struct bench *b, double tolerance) {
     check_gradients_of(b, &b->gold, b->prefix, tolerance);
 }
@@ -129,7 +183,7 @@ static inline void check_logits(struct bench *b, const struct golden_array *want
     struct zt_error e = {0};
     float *logits = rig_device(&b->r, (size_t)want->numel * 4, ZT_TAG_TEMPORARY, "logits");
     struct zt_unit_source src = rig_source(&b->r);
-    struct zt_batch batch = {b->r.tokens, b->r.targets, b->r.o.B, b->r.o.T};
+    struct zt_batch batch = rig_batch(&b->r, 0, b->r.o.B);
     ok(zt_model_logits(b->r.model, &src, &batch, logits, &e), &e);
     double diff = 0, ref = 0;
     for (int64_t i = 0; i < want->numel; i++) {

@@ -29,6 +29,11 @@ struct rig_options {
     enum zt_dtype compute, grad;
     int threads;
     const char *gemm;
+    double dropout; /* into config */
+    uint64_t seed;  /* of dropout; with the step and the first sequence's place in it */
+    int64_t step, first_sample;
+    enum zt_recompute recompute;
+    int64_t recompute_every, chunk_tokens;
 };
 
 struct rig_call {
@@ -48,6 +53,8 @@ struct rig {
     float *master[RIG_TENSORS], *m[RIG_TENSORS], *v[RIG_TENSORS]; /* fp32 */
     void *param[RIG_TENSORS], *grad[RIG_TENSORS]; /* of the compute and gradient types */
     int32_t *tokens, *targets;
+    int32_t *starts; /* NULL: none; rig_device's, as weights */
+    float *weights;  /* NULL: the mean over the targets that count; else they sum to 1 */
     /* the source */
     void *lent_param[RIG_TENSORS], *lent_grad[RIG_TENSORS];
     bool full_gradients; /* frozen tensors get a buffer too: the model must leave it alone */
@@ -206,7 +213,8 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
     int n = 0;
     memset(r, 0, sizeof *r);
     r->o = *o;
-    ok(zt_model_table_build(&o->config, o->wrap, o->blocks, &r->table, &e), &e);
+    r->o.config.dropout = o->dropout;
+    ok(zt_model_table_build(&r->o.config, o->wrap, o->blocks, &r->table, &e), &e);
     cr_assert_leq(r->table.n_tensors, RIG_TENSORS);
     while (n < 4 && o->trainable[n]) n++;
     if (n > 0) ok(zt_model_set_trainable(&r->table, o->trainable, n, &e), &e);
@@ -233,7 +241,11 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
                                .device = r->device,
                                .ledger = &r->ledger,
                                .compute = o->compute,
-                               .grad = o->grad};
+                               .grad = o->grad,
+                               .recompute = o->recompute,
+                               .recompute_every = o->recompute_every,
+                               .chunk_tokens = o->chunk_tokens,
+                               .dropout_seed = o->seed};
     ok(zt_model_create(&r->table, &env, &r->model, &e), &e);
     rig_draw(r);
 }
@@ -249,6 +261,8 @@ static inline void rig_close(struct rig *r) {
     }
     zt_free(r->alloc, r->tokens);
     zt_free(r->alloc, r->targets);
+    zt_free(r->alloc, r->starts);
+    zt_free(r->alloc, r->weights);
     for (int i = 0; i < r->n_dead; i++) free(r->dead[i]);
     free(r->dead);
     zt_alloc_destroy(r->alloc);
@@ -265,26 +279,53 @@ static inline int64_t rig_valid(const struct rig *r) {
     return n;
 }
 
+static inline struct zt_batch rig_batch(const struct rig *r, int64_t first, int64_t rows) {
+    int64_t at = first * r->o.T;
+    return (struct zt_batch){.tokens = r->tokens + at,
+                             .targets = r->targets + at,
+                             .B = rows,
+                             .T = r->o.T,
+                             .weights = r->weights ? r->weights + at : NULL,
+                             .starts = r->starts ? r->starts + at : NULL,
+                             .first_sample = r->o.first_sample + first,
+                             .step = r->o.step};
+}
+
+/* What the losses are divided by. */
+static inline double rig_divisor(const struct rig *r) {
+    return r->weights ? 1.0 : (double)rig_valid(r);
+}
+
 /* Rows [first, first + rows) of the batch, gradients scaled for the whole batch and by `scale`. */
-static inline void rig_rows(struct rig *r, int64_t first, int64_t rows, bool backward, double scale,
-                            struct zt_fixsum *sum, int64_t *valid) {
+static inline void rig_pass(struct rig *r, int64_t first, int64_t rows, bool backward, bool eval,
+                            double scale, struct zt_fixsum *sum, int64_t *valid) {
     struct zt_error e = {0};
     struct zt_unit_source src = rig_source(r);
-    int64_t at = first * r->o.T;
-    struct zt_batch batch = {r->tokens + at, r->targets + at, rows, r->o.T};
+    struct zt_batch batch = rig_batch(r, first, rows);
     r->n_calls = 0;
-    ok(zt_model_step(r->model, &src, &batch, (float)(scale / (double)rig_valid(r)), backward,
-                     !backward, sum, valid, &e),
+    ok(zt_model_step(r->model, &src, &batch, (float)(scale / rig_divisor(r)), backward, eval, sum,
+                     valid, &e),
        &e);
 }
 
-/* Mean loss of the batch. */
-static inline double rig_step(struct rig *r, bool backward) {
+static inline void rig_rows(struct rig *r, int64_t first, int64_t rows, bool backward, double scale,
+                            struct zt_fixsum *sum, int64_t *valid) {
+    rig_pass(r, first, rows, backward, !backward, scale, sum, valid);
+}
+
+/* What these rows add to the loss of the batch. */
+static inline double rig_part(struct rig *r, int64_t first, int64_t rows, bool backward,
+                              bool eval) {
     struct zt_fixsum sum;
     int64_t valid = 0;
     zt_fixsum_zero(&sum);
-    rig_rows(r, 0, r->o.B, backward, 1.0, &sum, &valid);
-    return zt_fixsum_value(&sum) / (double)valid;
+    rig_pass(r, first, rows, backward, eval, 1.0, &sum, &valid);
+    return zt_fixsum_value(&sum) / rig_divisor(r);
+}
+
+/* Loss of the batch: trained, or evaluated. */
+static inline double rig_step(struct rig *r, bool backward) {
+    return rig_part(r, 0, r->o.B, backward, !backward);
 }
 
 static inline void rig_zero_gradients(struct rig *r) {

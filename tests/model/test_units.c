@@ -320,7 +320,7 @@ Test(units, saved_activations_are_the_formula) {
     expect_saved(ZT_BF16);
 }
 
-/* docs/memory.md, "Activations of GPT-2, exactly": the figures of gpt2-nano. */
+/* docs/memory.md, "Activations, exactly": the figures of gpt2-nano. */
 Test(units, saved_activations_of_the_documented_example) {
     static const struct {
         enum zt_dtype type;

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tests/engine/test_families_train.c: the Llama family, activation checkpointing and the head in
+ * pieces through the whole trainer, as a run file asks for them: it learns; the sharding mode and
+ * what is recomputed change no bit; every recipe trains it. */
+#include <math.h>
+#include <stdarg.h>
+
+#include "tests/engine/train_util.h"
+
+TestSuite(families, .init = data_setup, .fini = data_teardown, .timeout = 300);
+
+/* grouped queries, biases, norms of q and k, an untied head, a prime vocabulary */
+#define LLAMA                                                                                      \
+    "model: {family: llama, layers: 3, heads: 4, kv_heads: 2, dim: 24, head_dim: 8, ffn_dim: 40, " \
+    "vocab_size: 257, seq_len_max: 32, qkv_bias: true, qk_norm: true"
+#define GPT2                                                                                       \
+    "model: {family: gpt2, layers: 3, heads: 2, dim: 20, ffn_dim: 50, vocab_size: 257, "           \
+    "seq_len_max: 32"
+#define STEPS 6
+
+/* `more` ends the model's line and goes on: "}\n...". */
+static struct train_job *run(int world, const char *model, const char *more,
+                             const char *parallelism) {
+    return train_ok(world, train_yaml("%s%s\ndataset: {path: %s/quickstart_text.txt}\n"
+                                      "training: {steps: %d, seq_len: 16, local_batch_size: 2}\n"
+                                      "optimizer: {lr: 3.0e-3, max_norm: 0.5}\n"
+                                      "metrics: {parameter_hash_every: 1}\nparallelism: {%s}\n",
+                                      model, more, ZT_GOLDEN_DIR, STEPS, parallelism));
+}
+
+/* 20 steps of batches of 4 over `world` ranks. */
+static struct train_job *drop(int world, const char *model, const char *p, int local,
+                              const char *parallelism) {
+    return train_ok(world, train_yaml("%s, dropout: %s}\ndataset: {path: %s/quickstart_text.txt}\n"
+                                      "training: {steps: 20, seq_len: 16, local_batch_size: %d}\n"
+                                      "optimizer: {lr: 3.0e-3}\nparallelism: {%s}\n"
+                                      "metrics: {parameter_hash_every: 1}\n",
+                                      model, p, ZT_GOLDEN_DIR, local, parallelism));
+}
+
+static void same_run(const struct train_job *a, const struct train_job *b, const char *what) {
+    cr_assert_eq(a->rank[0].result.steps, b->rank[0].result.steps, "%s", what);
+    for (int s = 1; s <= a->rank[0].result.steps; s++) {
+        const struct zt_step_report *x = &a->rank[0].report[s], *y = &b->rank[0].report[s];
+        cr_assert_eq(x->loss, y->loss, "%s: step %d: %.17g, %.17g", what, s, x->loss, y->loss);
+        cr_assert_eq(x->grad_norm, y->grad_norm, "%s: step %d", what, s);
+        cr_assert_str_eq(x->parameter_hash, y->parameter_hash, "%s: step %d", what, s);
+    }
+}
+
+Test(families, a_llama_learns_text) {
+    struct train_job *j =
+        train_ok(2, train_yaml("model: {preset: llama-nano}\n"
+                               "dataset: {path: %s/quickstart_text.txt}\n"
+                               "training: {steps: 30, seq_len: 64, local_batch_size: 2}\n"
+                               "optimizer: {lr: 3.0e-3}\nparallelism: {mode: fsdp}\n",
+                               ZT_GOLDEN_DIR));
+    double first = j->rank[0].report[1].loss, last = j->rank[0].report[30].loss;
+    cr_expect(fabs(first - log(256.0)) < 0.2, "begins as even guesses do: %g", first);
+    cr_expect(last < 0.65 * first, "%g after %g", last, first);
+}
+
+Test(families, the_mode_changes_no_bit_of_a_llama) {
+    static const char *const modes[] = {
+        "mode: zero1, wrap: part",
+        "mode: zero2",
+        "mode: zero3, prefetch: 2",
+        "mode: fsdp, reshard_after_forward: false, overlap: false",
+        "mode: fsdp, persistence_threshold: 30, bucket_mib: 0.01",
+    };
+    const struct train_job *ddp = run(2, LLAMA, "}", "mode: ddp");
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        same_run(run(2, LLAMA, "}", modes[i]), ddp, modes[i]);
+    const struct train_job *tied = run(2, LLAMA, ", tied_head: true}", "mode: ddp");
+    same_run(run(2, LLAMA, ", tied_head: true}", "mode: zero3"), tied, "tied");
+    cr_assert_neq(tied->rank[0].report[1].grad_norm, ddp->rank[0].report[1].grad_norm);
+}
+
+Test(families, recomputing_changes_no_bit) {
+    static const char *const models[] = {LLAMA, GPT2},
+                             *const modes[] = {"mode: ddp, wrap: part", "mode: zero3"},
+                             *const kinds[] = {"selective", "full, every: 2", "full"};
+    for (int m = 0; m < 2; m++) {
+        const struct train_job *plain = run(2, models[m], "}", "mode: ddp");
+        for (int k = 0; k < 6; k++) {
+            char more[96];
+            snprintf(more, sizeof more, "}\nactivation_checkpoint: {mode: %s}", kinds[k / 2]);
+            same_run(run(2, models[m], more, modes[k % 2]), plain, more);
+        }
+    }
+}
+
+/* Dropout is drawn by place, not by pass, micro-step or rank: recomputing, the mode and the number
+ * of ranks of a batch change nothing, 20 steps long. */
+Test(families, dropout_is_the_same_however_it_is_computed) {
+    static const char *const models[] = {LLAMA, GPT2},
+                             *const how[] = {
+                                 "mode: ddp}\nactivation_checkpoint: {mode: full",
+                                 "mode: ddp}\nactivation_checkpoint: {mode: selective",
+                                 "mode: zero3",
+                                 "mode: zero3}\nactivation_checkpoint: {mode: full",
+                             };
+    for (int m = 0; m < 2; m++) {
+        const struct train_job *plain = drop(2, models[m], "0.1", 2, "mode: ddp");
+        for (int k = 0; k < 4; k++) same_run(drop(2, models[m], "0.1", 2, how[k]), plain, how[k]);
+        const struct train_job *alone = drop(1, models[m], "0.1", 4, "mode: ddp"),
+                               *none = drop(2, models[m], "0.0", 2, "mode: ddp");
+        cr_expect_float_eq(alone->rank[0].report[1].loss, plain->rank[0].report[1].loss,
+                           1e-6 * plain->rank[0].report[1].loss, "a batch on one rank");
+        cr_expect_neq(none->rank[0].report[2].loss, plain->rank[0].report[2].loss);
+    }
+}
+
+Test(families, the_head_in_pieces_agrees) {
+    static const char *const models[] = {LLAMA, GPT2};
+    for (int m = 0; m < 2; m++) {
+        const struct train_job *whole = run(2, models[m], "}", "mode: fsdp"),
+                               *pieces =
+                                   run(2, models[m], "}\nloss: {chunk_tokens: 12}", "mode: fsdp");
+        const struct zt_step_report *x = &whole->rank[0].report[1], *y = &pieces->rank[0].report[1];
+        cr_expect_float_eq(x->loss, y->loss, 1e-6 * x->loss);
+        cr_expect_float_eq(x->grad_norm, y->grad_norm, 1e-6 * x->grad_norm);
+        for (int s = 2; s <= STEPS; s++)
+            cr_expect_float_eq(whole->rank[0].report[s].loss, pieces->rank[0].report[s].loss, 1e-4,
+                               "step %d", s);
+        cr_expect_lt(pieces->rank[0].report[2].peak_allocated_bytes,
+                     whole->rank[0].report[2].peak_allocated_bytes);
+    }
+}
+
+Test(families, every_recipe_trains_a_llama) {
+    static const char *const recipes[] = {"autocast",         "mixed16",   "mixed16_g32",
+                                          "mixed16_nomaster", "pure_bf16", "fp16"};
+    const struct train_job *plain = run(2, LLAMA, "}", "mode: zero2");
+    for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {
+        char more[128];
+        snprintf(more, sizeof more, "}\nprecision: {recipe: %s, reduce_dtype: fp32}", recipes[i]);
+        const struct train_job *j = run(2, LLAMA, more, "mode: zero2");
+        for (int s = 1; s <= STEPS; s++)
+            cr_expect_float_eq(j->rank[0].report[s].loss, plain->rank[0].report[s].loss, 2e-2,
+                               "%s step %d: %g, not %g", recipes[i], s, j->rank[0].report[s].loss,
+                               plain->rank[0].report[s].loss);
+    }
+}
