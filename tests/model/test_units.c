@@ -142,6 +142,20 @@ static void expect_backward(const struct rig *r, int *at, const struct freeze_ca
     if (c->root_stays_open) expect_call(r, at, 'B', 0);
 }
 
+/* Units of an untied model are there once each way: embed, blocks, head. */
+static void expect_untied(const struct rig *r, bool embeddings, int lowest) {
+    int at = 0, head = r->table.n_units - 1;
+    for (int u = 0; u <= head; u++) {
+        expect_call(r, &at, 'f', u);
+        expect_call(r, &at, 'F', u);
+    }
+    for (int u = head; u >= (embeddings ? 0 : lowest); u--) {
+        expect_call(r, &at, 'b', u);
+        expect_call(r, &at, 'B', u);
+    }
+    cr_expect_eq(at, r->n_calls);
+}
+
 /* The walk is what others fetch ahead by. */
 static void expect_walk(const struct rig *r) {
     struct zt_error e = {0};
@@ -178,6 +192,33 @@ Test(units, order_of_calls_for_every_wrap_and_what_trains) {
             expect_walk(&r);
             rig_close(&r);
         }
+}
+
+Test(units, order_of_calls_with_an_untied_head) {
+    static const struct {
+        const char *trainable;
+        bool embeddings;
+        int lowest;
+    } c[] = {
+        {NULL, true, 0},
+        {"*.wpe.weight", true, 0},
+        {"transformer.h.1.*", false, 2},
+        {"*lm_head.weight", false, L + 1},
+    };
+    for (int i = 0; i < 4; i++) {
+        struct rig_options o = base;
+        struct rig r;
+        o.config.tied_head = false;
+        o.trainable[0] = c[i].trainable;
+        rig_open(&r, &o);
+        count_gemms(&r);
+        rig_step(&r, true);
+        expect_untied(&r, c[i].embeddings, c[i].lowest);
+        expect_walk(&r);
+        cr_expect_eq(gemms[ZT_GEMM_DX] == 0, i == 3,
+                     "a head that trains alone needs no gradient of its input");
+        rig_close(&r);
+    }
 }
 
 Test(units, evaluation_asks_for_the_same_units_with_and_without_rows) {
@@ -257,6 +298,28 @@ Test(units, same_bits_for_every_wrap_and_whatever_is_frozen) {
     expect_same_bits(ZT_BF16, ZT_F32);
 }
 
+/* Whatever is frozen and whatever the wrap: recomputing changes no bit and leaves nothing behind.
+ */
+Test(units, same_bits_when_recomputed) {
+    struct rig a;
+    rig_open(&a, &base);
+    double loss = rig_step(&a, true);
+    for (int c = 0; c < CASES; c++)
+        for (int k = 0; k < 4 * WRAPS; k++) {
+            struct rig_options o = options(c, k / 4);
+            struct rig r;
+            o.recompute = k % 2 ? ZT_RECOMPUTE_FULL : ZT_RECOMPUTE_SELECTIVE;
+            o.recompute_every = 1 + k / 2 % 2;
+            rig_open(&r, &o);
+            cr_expect_eq(rig_step(&r, true), loss);
+            expect_same_gradients(&a, &r, c, k / 4);
+            cr_expect_eq(r.ledger.requested[ZT_TAG_ACTIVATIONS], 0);
+            cr_expect_eq(r.ledger.requested[ZT_TAG_TEMPORARY], 0);
+            rig_close(&r);
+        }
+    rig_close(&a);
+}
+
 Test(units, buffers_of_frozen_tensors_are_left_alone) {
     for (int c = 1; c < CASES; c++) {
         struct rig_options o = options(c, 0);
@@ -291,6 +354,23 @@ Test(units, nothing_is_computed_that_nobody_needs) {
                          gemms[ZT_GEMM_DW], cases[c].dw);
             rig_close(&r);
         }
+}
+
+/* All but the last layer of a block once more under full checkpointing; no product under selective.
+ */
+Test(units, recomputing_multiplies_no_more_than_it_must) {
+    for (int k = 0; k < 2; k++) {
+        struct rig_options o = base;
+        struct rig r;
+        o.recompute = k ? ZT_RECOMPUTE_FULL : ZT_RECOMPUTE_SELECTIVE;
+        rig_open(&r, &o);
+        count_gemms(&r);
+        rig_step(&r, true);
+        cr_expect_eq(gemms[ZT_GEMM_FWD], 1 + 4 * L + (k ? 3 * L : 0), "%d", gemms[ZT_GEMM_FWD]);
+        cr_expect_eq(gemms[ZT_GEMM_DX], 1 + 4 * L);
+        cr_expect_eq(gemms[ZT_GEMM_DW], 1 + 4 * L);
+        rig_close(&r);
+    }
 }
 
 /* 256 rows: every buffer is a whole number of times 512 bytes. */
@@ -382,7 +462,9 @@ Test(units, a_frozen_layer_passes_its_input_gradient) {
     count_gemms(&r);
     ok(zt_linear_backward(r.model, 1, 2, 1, hidden, head, &dy, dhidden, false, NULL, NULL, &e), &e);
     cr_expect_eq(gemms[ZT_GEMM_DW], 0, "the frozen head's gradient was computed");
-    ok(zt_linear_backward(r.model, 1, 2, 2, x, projector, dhidden, NULL, false, dprojector, NULL, &e), &e);
+    ok(zt_linear_backward(r.model, 1, 2, 2, x, projector, dhidden, NULL, false, dprojector, NULL,
+                          &e),
+       &e);
     cr_expect_eq(gemms[ZT_GEMM_DX], 1, "nothing below the projector wants a gradient");
     cr_expect(dprojector[0] == 1 && dprojector[1] == 1 && dprojector[2] == 2 && dprojector[3] == 2,
               "[[%g,%g],[%g,%g]]", (double)dprojector[0], (double)dprojector[1],
