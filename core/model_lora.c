@@ -52,7 +52,7 @@ static int choose(const struct zt_model_table *t, const char *const *patterns, i
 }
 
 /* Outputs cut: A is whole on every rank and B is cut as the linear. Inputs cut: A is cut as the linear and
- * B is whole. The whole one sees a part of the sum that its output or its gradient is. */
+ * B is whole. What reaches the whole one's gradient on a rank comes from the rank's own part of the other. */
 static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_piece piece, int64_t rank) {
     struct zt_tensor_def d = *linear;
     const bool a = piece == ZT_LORA_A, cut = a == (linear->tp_dim == 1);
@@ -65,7 +65,7 @@ static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_
     d.numel = d.whole[0] * d.whole[1];
     d.tp_dim = cut ? linear->tp_dim : -1;
     d.tp_heads = cut ? linear->tp_heads : 0;
-    d.tp_sum = !cut;
+    d.tp_sum = cut ? ZT_TP_SUM_NEVER : ZT_TP_SUM_ALWAYS;
     d.frozen = false;
     d.decay = true;
     d.init = a ? ZT_INIT_NORMAL : ZT_INIT_ZERO;

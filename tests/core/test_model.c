@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "core/model.h"
+#include "core/units.h"
 
 static struct zt_model_table build(const char *preset) {
     struct zt_model_config c;
@@ -456,4 +457,26 @@ Test(model, a_count_of_nonsense_is_refused) {
     struct zt_model_count n;
     struct zt_error err = {0};
     cr_assert_eq(zt_model_count(&c, &n, &err), ZT_EINVAL);
+}
+
+/* docs/models.md: the row of every preset has its count and its tensor degrees. */
+Test(model, page_of_presets) {
+    static char page[1 << 16];
+    FILE *f = fopen(ZT_ROOT "/docs/models.md", "r");
+    cr_assert(f);
+    page[fread(page, 1, sizeof page - 1, f)] = '\0';
+    fclose(f);
+    for (int i = 0; zt_model_preset_name(i); i++) {
+        struct zt_model_config c;
+        struct zt_model_count n;
+        struct zt_error e;
+        char head[64], tail[128], count[32], degrees[64];
+        cr_assert_eq(zt_model_preset(zt_model_preset_name(i), &c, &e), 0);
+        cr_assert_eq(zt_model_count(&c, &n, &e), 0);
+        snprintf(head, sizeof head, "\n| `%s`", zt_model_preset_name(i));
+        snprintf(tail, sizeof tail, "| %s | %s |\n", zt_format_count(n.parameters, count, sizeof count),
+                 zt_divisors(zt_model_degrees(&c), degrees, sizeof degrees));
+        const char *row = strstr(page, head), *end = row ? strstr(row, tail) : NULL;
+        cr_assert(end && end < strchr(row + 1, '\n'), "%s: not %s", zt_model_preset_name(i), tail);
+    }
 }

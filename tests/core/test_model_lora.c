@@ -104,8 +104,8 @@ Test(lora, cut_with_their_linear) {
         const struct zt_tensor_def *b = &t.tensors[zt_model_find(&t, 2, want[i].role, ZT_LORA_B)];
         cr_expect(a->shape[0] == want[i].a[0] && a->shape[1] == want[i].a[1], "row %zu", i);
         cr_expect(b->shape[0] == want[i].b[0] && b->shape[1] == want[i].b[1], "row %zu", i);
-        cr_expect_eq((bool)a->tp_sum, a->tp_dim < 0);
-        cr_expect_eq((bool)b->tp_sum, b->tp_dim < 0);
+        cr_expect_eq(a->tp_sum, a->tp_dim < 0 ? ZT_TP_SUM_ALWAYS : ZT_TP_SUM_NEVER);
+        cr_expect_eq(b->tp_sum, b->tp_dim < 0 ? ZT_TP_SUM_ALWAYS : ZT_TP_SUM_NEVER);
         for (int k = 0; k < 2; k++) { /* first element, and first of the last row */
             struct zt_part_run r = zt_tensor_run(&t, b, k ? b->numel - 4 : 0, 4);
             uint64_t index;
