@@ -135,7 +135,8 @@ static const struct zt_key keys[] = {
          "Drop the samples that do not fill all ranks, instead of repeating some."),
     INT64("dataset.seed", dataset.seed, 0, NO_MAX, "0", "Seed of the order."),
     BOOL("dataset.document_masks", dataset.document_masks, "false",
-         "Attention does not cross the ends of documents."),
+         "Attention does not cross the ends of documents: of the lines of `.jsonl` files, of documents in `.bin` "
+         "shards whose header tells the tokenizer."),
 
     OPTIONAL("validation", validation.enabled, "Evaluation during training; absent: none."),
     STRING("validation.path", validation.path, ZT_KEY_ZERO_UNSET, NULL,
@@ -182,7 +183,9 @@ static const struct zt_key keys[] = {
     ENUM("loss.average", loss.average,
          NAMES({"token", ZT_AVERAGE_TOKEN}, {"sample", ZT_AVERAGE_SAMPLE},
                {"square", ZT_AVERAGE_SQUARE}),
-         "token", "Weight of a document: by its tokens, one each, or by the root of its tokens."),
+         "token",
+         "How an example of n tokens weighs in the loss, and in evaluation: n, 1 or the root of n. `sample` and "
+         "`square` need `.jsonl` examples."),
     INT64("loss.chunk_tokens", loss.chunk_tokens, 0, NO_MAX, "0",
           "Tokens whose logits exist at once; 0: all."),
 
@@ -369,9 +372,7 @@ static const struct zt_not_yet not_yet[] = {
     {"requirements.exclude", "[]"},
     {"model.init_from", "fresh"},
     {"dataset.sources", "[]"},
-    {"dataset.document_masks", "false"},
     {"training.lora", NULL},
-    {"loss.average", "token"},
     {"parallelism.tensor_parallel_degree", "1"},
     {"parallelism.sequence_parallel", "false"},
     {"checkpoint", NULL},

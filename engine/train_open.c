@@ -88,6 +88,13 @@ static void tell_notes(const struct zt_trainer *t) {
         t->hooks->event(t->hooks->arg, ZT_EVENT_INFO, "RUN_FILE", t->spec->notes.item[i]);
 }
 
+/* As far as a run file tells, where the data are not looked at. */
+static bool has_examples(const struct zt_spec *s) {
+    size_t n = strlen(s->dataset.path);
+    return s->loss.average != ZT_AVERAGE_TOKEN ||
+           (n > 6 && strcmp(s->dataset.path + n - 6, ".jsonl") == 0);
+}
+
 static int open_data(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     bool cut = s->validation.enabled && !s->validation.path[0];
@@ -104,7 +111,7 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
     int rc = 0;
     t->stage = ZT_STAGE_DATA;
     if (zt_trainer_sim(t)) {
-        t->counts_static = true; /* of a simulated window all count */
+        t->counts_static = !has_examples(s);
         t->total_steps = zt_trainer_sim(t)->total_steps;
         t->schedule = zt_spec_schedule(s, t->total_steps);
         return 0;

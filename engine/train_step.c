@@ -70,16 +70,18 @@ out:
 }
 
 /* Counts are static when no target can be masked: every data-parallel rank has as many as this one,
- * and no message is needed. */
+ * and no message is needed. Of a simulated window all count, whatever is said. */
 static int window_total(struct zt_trainer *t, struct zt_window_total *total, struct zt_error *err) {
     const struct zt_window *w = &t->window;
-    if (t->counts_static) {
-        total->valid = w->valid_tokens * t->dp_size;
-        total->weight = (double)total->valid;
-        return 0;
+    if (!t->counts_static) {
+        bool speaks = zt_mesh_coords(t->mesh, t->config->rank).tensor == 0;
+        int rc = zt_window_total(w, speaks, t->control, zt_device_compute(t->device), t->step,
+                                 total, err);
+        if (rc || !zt_trainer_sim(t)) return rc;
     }
-    return zt_window_total(w, zt_mesh_coords(t->mesh, t->config->rank).tensor == 0, t->control,
-                           zt_device_compute(t->device), t->step, total, err);
+    total->valid = w->valid_tokens * t->dp_size;
+    total->weight = (double)total->valid;
+    return 0;
 }
 
 /* Loads the next window that has a token to learn from. */

@@ -70,6 +70,7 @@ int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch,
     for (int64_t i = 0; i < micros; i++) w->rows[i] = local_batch;
     w->total_rows = micros * local_batch;
     w->input_tokens = w->valid_tokens = w->total_rows * seq_len;
+    zt_fixsum_add(&w->weight, (double)w->valid_tokens);
     return 0;
 }
 

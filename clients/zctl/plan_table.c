@@ -37,12 +37,17 @@ static void say_model(FILE *out, const struct zt_planning *p) {
 }
 
 static void say_batch(FILE *out, const struct zt_planning *p) {
+    static const char *const averages[] = {
+        [ZT_AVERAGE_TOKEN] = "token: every token that counts weighs the same",
+        [ZT_AVERAGE_SAMPLE] = "sample: every example weighs the same, each of its n tokens 1/n",
+        [ZT_AVERAGE_SQUARE] = "square: an example of n tokens weighs sqrt(n), each of them 1/sqrt(n)"};
     const struct zt_plan *k = p->plan;
     char a[32], b[32], c[32];
     fprintf(out, "batch     %s sequences = %lld (micro-batch) x %lld (accumulation) x %d (data-parallel ranks)\n",
             count(k->global_batch, a), (long long)p->spec.training.local_batch_size, (long long)k->accumulation, k->dp_size);
     fprintf(out, "          %s tokens per step = %s sequences of %s\n", count(k->tokens_per_step, b), a,
             count(p->spec.training.seq_len, c));
+    fprintf(out, "loss      average %s\n", averages[p->spec.loss.average]);
     if (k->total_steps > 0)
         fprintf(out, "steps     %s%s, %s tokens in all\n", count(k->total_steps, a), p->spec.training.epochs ? " (of all epochs)" : "",
                 count(k->total_tokens, b));

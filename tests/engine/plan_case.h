@@ -23,6 +23,9 @@ static const struct px_model {
     {"layers: 2, heads: 2, dim: 18, ffn_dim: 70, vocab_size: 84001", 64, 1},
 };
 
+/* Text; examples; examples that are weighed, which do not see each other. */
+enum px_data { PX_DATA_TEXT = 0, PX_DATA_EXAMPLES, PX_DATA_WEIGHED };
+
 struct px_case {
     int replicate, shard;
     enum zt_mode mode;
@@ -31,6 +34,7 @@ struct px_case {
     enum px_size size;
     int micros;
     int64_t steps, warmup;
+    enum px_data data;
     int64_t epochs,
         tail; /* epochs of PX_FILE samples, which make so many steps; each tail-th is short */
     enum zt_reshard reshard;
@@ -87,16 +91,24 @@ static inline void px_parallelism(const struct px_case *c, struct px_text *t) {
         px_add(t, "wrap: part}\n");
 }
 
+static inline const char *px_file(const struct px_case *c, const char *name) {
+    char file[32];
+    snprintf(file, sizeof file, "%s.%s", name, c->data ? "jsonl" : "txt");
+    return data_path(file);
+}
+
 static inline void px_yaml(const struct px_case *c, char *text, size_t room) {
     const struct px_model *m = &px_models[c->size];
     struct px_text t = {text, room};
     bool half = strcmp(c->recipe, "fp32") != 0;
     px_add(&t, "version: 1\nname: exact\nmodel: {family: gpt2, %s, seq_len_max: %d}\n", m->fields,
            m->seq);
-    px_add(&t, "dataset: {path: %s}\n", data_path("train.txt"));
+    px_add(&t, "dataset: {path: %s, document_masks: %s}\n", px_file(c, "train"),
+           c->data == PX_DATA_WEIGHED ? "true" : "false");
+    if (c->data == PX_DATA_WEIGHED) px_add(&t, "loss: {average: square}\n");
     if (c->eval_every)
         px_add(&t, "validation: {path: %s, every_steps: %" PRId64 ", steps: %" PRId64 "}\n",
-               data_path("valid.txt"), c->eval_every, c->eval_batches);
+               px_file(c, "valid"), c->eval_every, c->eval_batches);
     px_add(&t, "training: {%s: %" PRId64 ", seq_len: %d, local_batch_size: %d, ",
            c->epochs ? "epochs" : "steps", c->epochs ? c->epochs : c->steps, m->seq, m->batch);
     px_add(&t, "global_batch_size: %d, trainable: [\"%s\"]}\n", m->batch * px_world(c) * c->micros,
@@ -122,8 +134,27 @@ static inline int px_spec(const struct px_case *c, struct zt_spec *spec, struct 
     return rc;
 }
 
+/* Two examples a sample, of T + 1 tokens together. */
+static inline void px_examples(const char *name, size_t samples, size_t T) {
+    char *text = malloc(samples * (T + 128)), *p = text;
+    for (size_t i = 0; i < samples * 2; i++) {
+        size_t first = 1 + i / 2 % (T - 5), n = i % 2 ? T - 3 - first : first;
+        p += sprintf(p, "{\"prompt\": \"a\", \"completion\": \"");
+        memset(p, (int)('b' + i % 20), n);
+        p += n;
+        p += sprintf(p, "\"}\n");
+    }
+    data_write(name, text, (size_t)(p - text));
+    free(text);
+}
+
 static inline void px_files(const struct px_case *c) {
     const size_t T = (size_t)px_models[c->size].seq;
+    if (c->data) {
+        px_examples("train.jsonl", PX_FILE, T);
+        if (c->eval_every) px_examples("valid.jsonl", (size_t)c->eval_rows, T);
+        return;
+    }
     data_text("train.txt", PX_FILE * T + 1, 7);
     if (c->eval_every) data_text("valid.txt", (size_t)c->eval_rows * T + 1, 11);
 }
@@ -132,14 +163,14 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
     static const char *const size[] = {"small", "wide", "vocabulary"};
     static const char *const reshard[] = {"default", "true", "false", "int"};
     snprintf(text, PX_TEXT,
-             "%s %dx%d %s%s, %s, %d micros, %" PRId64 " steps, warmup %" PRId64
+             "%s %dx%d %s%s, %s, data %d, %d micros, %" PRId64 " steps, warmup %" PRId64
              ", reshard %s %d, prefetch %d, wrap %d, bucket %g, persist %" PRId64
              ", inflight %d%s%s%s, trainable %s, eval every %" PRId64 ": %" PRId64
              " rows, batches %" PRId64 ", max_split %g, gc %g, limit %g GiB, capacity %" PRId64,
              zt_mode_name(c->mode), c->replicate, c->shard, c->recipe,
-             c->reduce16 ? " reduced in 16 bits" : "", size[c->size], c->micros, c->steps,
-             c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap, c->bucket_mib,
-             c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
+             c->reduce16 ? " reduced in 16 bits" : "", size[c->size], (int)c->data, c->micros,
+             c->steps, c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap,
+             c->bucket_mib, c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
              c->no_sync ? ", no_sync" : "", c->lazy ? ", lazy" : "",
              c->trainable ? c->trainable : "*", c->eval_every, c->eval_rows, c->eval_batches,
              c->max_split_mib, c->gc_threshold, c->limit_gib, c->capacity);

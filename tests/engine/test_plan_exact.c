@@ -126,6 +126,24 @@ Test(plan_exact, pairwise_cover_of_all_options) {
     cr_assert_eq(bad, 0, "%d of %d runs differ from their plan", bad, n);
 }
 
+/* Examples, whose counts travel before each step, and those with weights and document starts, which
+ * take memory. */
+Test(plan_exact, examples_weights_and_document_starts) {
+    int bad = 0;
+    for (int m = 0; m < ZT_MODE_COUNT; m++)
+        for (int data = PX_DATA_EXAMPLES; data <= PX_DATA_WEIGHED; data++) {
+            int row[FACTORS];
+            for (int i = 0; i < FACTORS; i++) row[i] = (m + 2 * data + i * i) % cover_levels[i];
+            row[F_MODE] = m;
+            row[F_SIZE] = (m + data) % 2;
+            fix(row);
+            struct px_case c = case_of(row);
+            c.data = (enum px_data)data;
+            bad += px_differs(&c, NULL) != 0;
+        }
+    cr_assert_eq(bad, 0, "%d runs differ from their plan", bad);
+}
+
 /* Eight ranks, every mode once, with options that differ from mode to mode. */
 Test(plan_exact, eight_ranks) {
     int bad = 0;
