@@ -27,7 +27,7 @@ enum zt_cost_class {
     ZT_COST_ATTENTION_FORWARD,
     ZT_COST_ATTENTION_BACKWARD,
     ZT_COST_RANDOM,            /* drawing weights and noise; flops = elements */
-    ZT_COST_ROWS,              /* GELU, norms, cross-entropy: flops = elements; no rate: bytes alone */
+    ZT_COST_ROWS,              /* GELU, SwiGLU, norms, cross-entropy: flops = elements; no rate: bytes alone */
     ZT_COST_CLASSES
 };
 

@@ -81,14 +81,18 @@ static void add_attention(struct list *l, enum zt_dtype t, int64_t B, int64_t T,
 static void add_rows(struct list *l, enum zt_dtype t, int64_t rows, int64_t width)
 {
     const double size = (double)zt_dtype_size(t), n = (double)rows * (double)width;
-    const struct { const char *how; int64_t width; double moved; } ops[] = {
-        {"gelu_forward", 4 * width, 2}, {"gelu_backward", 4 * width, 3}, {"layernorm_forward", width, 4},
-        {"layernorm_backward", width, 3}, {"bias_backward", 4 * width, 1}, {"cross_entropy", width, 2}};
+    const struct { const char *how; int64_t width; double moved; int results; } ops[] = {
+        {"gelu_forward", 4 * width, 2, 1}, {"gelu_backward", 4 * width, 3, 1},
+        {"swiglu_forward", 3 * width, 3, 1}, {"swiglu_backward", 3 * width, 6, 3},
+        {"layernorm_forward", width, 4, 2}, {"layernorm_backward", width, 3, 1},
+        {"rmsnorm_forward", width, 4, 2}, {"rmsnorm_backward", width, 3, 1},
+        {"bias_backward", 4 * width, 1, 1}, {"cross_entropy", width, 2, 1}};
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         double wide = (double)(ops[i].width / width) * n;
         struct cal_case *c = add(l, "rows", ops[i].how, zt_work_rows((int64_t)wide, ops[i].moved * wide * size, t));
         shape(c, 2, rows, ops[i].width, 0, 0);
-        c->operand = c->output = rows * ops[i].width;
+        c->operand = rows * ops[i].width;
+        c->output = ops[i].results * c->operand;
         c->workspace = zt_ops_cpu()->layernorm_backward_workspace(rows, width) +
                        zt_ops_cpu()->bias_backward_workspace(rows, ops[i].width);
     }
@@ -245,6 +249,7 @@ static int call_rows(struct zt_ops_ctx *x, const struct buffers *b, const struct
     enum zt_dtype t = c->type;
     void *in = walked(b, b->a[t], t), *other = walked(b, b->b[t], t), *out = walked(b, b->out, t);
     int64_t N = c->shape[0], C = c->shape[1];
+    void *second = (char *)out + (size_t)(N * C) * zt_dtype_size(t);
     if (!strcmp(c->how, "gelu_forward")) {
         return o->gelu_forward(x, t, out, in, N * C, err);
     }
@@ -252,13 +257,25 @@ static int call_rows(struct zt_ops_ctx *x, const struct buffers *b, const struct
         return o->gelu_backward(x, t, out, in, other, N * C, err);
     }
     if (!strcmp(c->how, "layernorm_forward")) {
-        void *sum = (char *)out + (size_t)(N * C) * zt_dtype_size(t); /* gelu's result is four times as wide */
-        return o->layernorm_forward(x, t, out, b->side[0], b->side[1], in, other, sum, in, in, N, C, 1e-5, err);
+        return o->layernorm_forward(x, t, out, b->side[0], b->side[1], in, other, second, in, in, N, C, 1e-5, err);
     }
     if (!strcmp(c->how, "layernorm_backward")) {
         void *dweight = b->side[3], *dbias = (float *)b->side[3] + C;
         return o->layernorm_backward(x, t, t, out, dweight, dbias, in, other, in, b->side[0], b->side[1], N, C,
                                      false, b->work, err);
+    }
+    if (!strcmp(c->how, "swiglu_forward")) {
+        return o->swiglu_forward(x, t, out, in, other, N * C, err);
+    }
+    if (!strcmp(c->how, "swiglu_backward")) {
+        void *third = (char *)second + (size_t)(N * C) * zt_dtype_size(t);
+        return o->swiglu_backward(x, t, out, second, third, in, other, other, N * C, err);
+    }
+    if (!strcmp(c->how, "rmsnorm_forward")) {
+        return o->rmsnorm_forward(x, t, out, b->side[0], in, other, second, in, N, C, 1e-5, err);
+    }
+    if (!strcmp(c->how, "rmsnorm_backward")) {
+        return o->rmsnorm_backward(x, t, t, out, b->side[3], in, other, in, b->side[0], N, C, false, b->work, err);
     }
     if (!strcmp(c->how, "bias_backward")) {
         return o->bias_backward(x, t, t, out, in, N, C, false, b->work, err);

@@ -134,8 +134,8 @@ static void fit_rows(const struct zt_measurements *m, double launch, json_t *ent
         if (seconds > 0)
             json_object_set_new(o, zt_dtype_name(types[t]), json_real(elements / seconds));
     }
-    json_object_set_new(o, "source", json_string("measured: GELU, LayerNorm, cross-entropy, bias gradients; elements "
-                                                 "over seconds"));
+    json_object_set_new(o, "source", json_string("measured: GELU, SwiGLU, norms, cross-entropy, bias gradients; "
+                                                 "elements over seconds"));
     json_object_set_new(entry, "rows", o);
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU, SwiGLU, dropout and random
- * initial values.
- */
+/* kernels/cpu/elementwise.c: add, scale, fill, copy, cast, GELU, SwiGLU, dropout, random initial
+ * values. */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>

@@ -119,7 +119,8 @@ static void test_operators(int threads, const char *library) {
         CHECK(o->gelu_forward(x, ZT_F32, y[r], y[r], N * C, &err) == 0);
         for (int i = 0; i < N * V; i++) logits[i] = qkv[i % (N * 3 * C)];
         for (int i = 0; i < N; i++) target[i] = i % V;
-        CHECK(o->cross_entropy(x, ZT_F32, logits, loss[r], target, NULL, N, V, 0.1f, true, &err) == 0);
+        CHECK(o->cross_entropy(x, ZT_F32, logits, loss[r], target, NULL, N, V, 0.1f, true, &err) ==
+              0);
     }
     CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 &&
           memcmp(dqkv[0], dqkv[1], sizeof dqkv[0]) == 0);
@@ -128,6 +129,45 @@ static void test_operators(int threads, const char *library) {
     struct zt_fixsum s;
     zt_fixsum_zero(&s);
     CHECK(o->sum_squares(x, ZT_F32, qkv, N * 3 * C, &s, &err) == 0);
+    free(work);
+    zt_ops_cpu_destroy(x);
+}
+
+/* Row operators of several units each, in place where they may be. */
+static void test_rows(int threads) {
+    enum { N = 1200, C = 48, D = 16, T = 70, n = N * C };
+    const struct zt_ops *o = zt_ops_cpu();
+    const struct zt_dropout d = {0.3f, 1, 2, 3};
+    const struct zt_vocab v = {10, C, 10 + C - 3};
+    struct zt_ops_ctx *x;
+    struct zt_error err;
+    CHECK(zt_ops_cpu_create(threads, NULL, NULL, &x, &err) == ZT_OK);
+    static float in[n], y[2][n], up[n], dgate[n], dw[2][C], rstd[N], max[N], sums[2 * N];
+    static float loss[2][N], table[T * D];
+    static int32_t target[N];
+    float *work = aligned_alloc(64, 1 << 20);
+    CHECK(work);
+    for (int i = 0; i < n; i++) in[i] = (float)(i * 7919 % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < T * D; i++) table[i] = in[i];
+    for (int i = 0; i < N; i++) target[i] = i % (10 + C - 3);
+    for (int r = 0; r < 2; r++) {
+        memcpy(y[r], in, sizeof in);
+        memcpy(up, in, sizeof in);
+        memset(dw[r], 0, sizeof dw[r]);
+        CHECK(o->rmsnorm_forward(x, ZT_F32, y[r], rstd, in, up, up, in, N, C, 1e-5, &err) == 0);
+        CHECK(o->rope(x, ZT_F32, y[r], C, table, N / T, T, C / D, D, false, &err) == 0);
+        CHECK(o->swiglu_forward(x, ZT_F32, y[r], y[r], up, n, &err) == 0);
+        CHECK(o->dropout(x, ZT_F32, y[r], y[r], n, &d, zt_span_plain(5, n), &err) == 0);
+        CHECK(o->swiglu_backward(x, ZT_F32, dgate, up, y[r], y[r], up, in, n, &err) == 0);
+        CHECK(o->rmsnorm_backward(x, ZT_F32, ZT_F32, y[r], dw[r], y[r], dgate, in, rstd, N, C,
+                                  false, work, &err) == 0);
+        CHECK(o->vocab_max(x, ZT_F32, max, y[r], N, v, &err) == 0);
+        CHECK(o->vocab_sum(x, ZT_F32, sums, y[r], max, target, N, v, &err) == 0);
+        CHECK(o->vocab_loss(x, ZT_F32, y[r], loss[r], sums, max, target, rstd, N, v, 0.1f, true,
+                            &err) == 0);
+    }
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0 && memcmp(dw[0], dw[1], sizeof dw[0]) == 0);
+    CHECK(memcmp(loss[0], loss[1], sizeof loss[0]) == 0);
     free(work);
     zt_ops_cpu_destroy(x);
 }
@@ -160,8 +200,8 @@ static void test_halves(int threads, const char *library, enum zt_dtype t) {
         CHECK(o->gemm(x, ZT_GEMM_DW, C, C, N, t, y[r], out[r], NULL, dw[r], ZT_F32, false, NULL,
                       &err) == 0);
         memset(dwte[r], 0, sizeof dwte[r]);
-        CHECK(o->embedding_backward(x, t, t, dwte[r], NULL, y[r], token, B, T, C, zt_vocab_all(V), work, &err) ==
-              0);
+        CHECK(o->embedding_backward(x, t, t, dwte[r], NULL, y[r], token, B, T, C, zt_vocab_all(V),
+                                    work, &err) == 0);
         const struct zt_adamw_params a = {.lr = 1e-3,
                                           .beta1 = 0.9,
                                           .beta2 = 0.95,
@@ -195,6 +235,7 @@ int main(void) {
         test_pool(counts[i]);
         test_operators(counts[i], "onednn");
         test_operators(counts[i], "openblas");
+        test_rows(counts[i]);
         test_halves(counts[i], "onednn", ZT_BF16);
         test_halves(counts[i], "openblas", ZT_BF16);
         test_halves(counts[i], "onednn", ZT_F16);
