@@ -3,6 +3,7 @@
  * TSan, under a plain main (ZT_PLAIN_MAIN). */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 
 #include "engine/data/data.h"
@@ -362,12 +363,62 @@ static void body_wrong_arguments_are_refused(void) {
     zt_dataset_close(d);
 }
 
+/* Packed rows are dealt like any others: the sampler's order, with starts, weights and padding. */
+static void body_packed_rows_are_dealt_in_the_samplers_order(void) {
+    enum { N = 30, WORLD = 3, BATCH = 2 };
+    char text[N * 128], *p = text;
+    for (int i = 0; i < N; i++) /* one to a row of T inputs: 9 tokens, or 6 and padding */
+        p += sprintf(p, "{\"prompt\": \"%02d\", \"completion\": \"%.*s\"}\n", i, i % 2 ? 6 : 3,
+                     "abcdef");
+    struct zt_dataset_config dc = {.path = data_write("set.jsonl", text, (size_t)(p - text)),
+                                   .seq_len = T,
+                                   .vocab_size = 256,
+                                   .document_starts = true,
+                                   .average = ZT_AVERAGE_SQUARE};
+    struct zt_dataset *d;
+    CHECK(zt_dataset_open(&dc, &d, NULL) == 0 && zt_dataset_samples(d) == N);
+    for (int rank = 0; rank < WORLD; rank++) {
+        struct zt_loader_config c = make_config(d, rank, WORLD, BATCH);
+        c.epochs = 2;
+        struct zt_loader *l = create(c);
+        struct zt_sampler s;
+        CHECK(zt_sampler_init(&s, N, WORLD, true, false, c.seed, NULL) == 0);
+        for (int64_t at = 0; at < 2 * N / WORLD; at += BATCH) {
+            struct zt_micro_batch b;
+            int64_t padding = 0;
+            CHECK(zt_sampler_set_epoch(&s, at / (N / WORLD), NULL) == 0);
+            CHECK(zt_loader_next(l, &b, NULL) == 0 && b.rows == BATCH);
+            for (int64_t r = 0; r < b.rows; r++) {
+                int64_t id = zt_sampler_get(&s, rank, at % (N / WORLD) + r);
+                struct zt_row row = zt_row_at(&b.all, r * T);
+                int n = id % 2 ? 7 : 4; /* targets */
+                CHECK(b.sample_ids[r] == id);
+                CHECK(row.tokens[0] == '0' + id / 10 && row.tokens[1] == '0' + id % 10);
+                for (int i = 0; i < T; i++) {
+                    bool counts = i >= 1 && i < 1 + n, filling = i >= n + 2;
+                    CHECK((row.targets[i] != -1) == counts);
+                    CHECK(row.starts[i] == (filling ? i : 0));
+                    CHECK(counts ? row.weights[i] == (id % 2 ? (float)(1 / sqrt(7)) : 0.5f)
+                                 : row.weights[i] == 0);
+                    padding += filling;
+                }
+            }
+            CHECK(b.all.padding == padding);
+        }
+        zt_sampler_free(&s);
+        zt_loader_destroy(l);
+    }
+    zt_dataset_close(d);
+}
+
 #define BODIES(X)                                                                                  \
     X(order_is_the_samplers)                                                                       \
-    X(ranks_see_each_sample_once) X(a_window_holds_the_same_samples_for_any_world) X(windows)      \
-        X(cursor_resumes) X(cursor_survives_a_resize) X(a_batch_stays_until_the_next_call)         \
+    X(ranks_see_each_sample_once)                                                                  \
+    X(a_window_holds_the_same_samples_for_any_world) X(windows) X(cursor_resumes)                  \
+        X(cursor_survives_a_resize) X(a_batch_stays_until_the_next_call)                           \
             X(destroyed_at_any_moment) X(an_error_comes_in_its_place_and_stays)                    \
-                X(less_than_a_global_batch_is_refused) X(wrong_arguments_are_refused)
+                X(less_than_a_global_batch_is_refused) X(wrong_arguments_are_refused)              \
+                    X(packed_rows_are_dealt_in_the_samplers_order)
 
 #ifdef ZT_PLAIN_MAIN
 int main(void) {
