@@ -3,7 +3,7 @@
 # Everything CI runs, in flavours, each in its own folder under build-test/:
 #   gcc     all tests, with failpoints
 #   clang   compiles clean with the second compiler; all but the long tests and those that start daemons
-#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests, of covers of options every fourth row
+#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests, of covers of options every fourth row, of faults fewer rounds
 #   tsan    ThreadSanitizer: the plain programs over everything with threads, and whole runs with daemons built so
 #   fuzz    one million executions of the frame decoder and dispatcher, fewer of the slower run file parser
 # Usage: sh scripts/test.sh [flavour...]; no argument = all. The last line is "N passed, N failed".
