@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a GPT-2 of
- * the given shape on random bytes. train-step [--layers 4] [--dim 256] [--heads 4] [--seq 256]
- * [--vocab 256] [--batch 8] [--steps 12] [--warmup 3] [--threads 2] [--world 1] [--mode ddp]
- * [--set KEY=VALUE,...] [--predict DEVICE] [--alpha-us 0] [--ps-per-byte 0] [--overhead 0]  -> one
- * JSON line
+/* bench/train_step.c: the real trainer (zt_train) on K forked ranks, without daemons: a model of
+ * the given shape on random bytes. train-step [--family gpt2] [--layers 4] [--dim 256] [--heads 4]
+ * [--kv-heads 0] [--ffn 0] [--seq 256] [--vocab 256] [--batch 8] [--steps 12] [--warmup 3]
+ * [--threads 2] [--world 1] [--mode ddp] [--set KEY=VALUE,...] [--predict DEVICE] [--alpha-us 0]
+ * [--ps-per-byte 0] [--overhead 0]  -> one JSON line
+ * --kv-heads 0: as many as heads; --ffn 0: 4 x dim. A llama has its head apart, a GPT-2 tied.
  * --batch is per rank; the time of a step is the slowest rank's, its median over --steps. --set are
  * keys of the run file. --predict DEVICE: what the planner says of the same run on that entry of
  * the table of devices, beside what was measured. --alpha-us and --ps-per-byte make every
@@ -43,10 +44,10 @@ struct board { /* shared by the forked ranks */
 };
 
 struct job {
-    int64_t layers, dim, heads, seq, vocab, batch, steps, warmup;
+    int64_t layers, dim, heads, kv_heads, ffn, seq, vocab, batch, steps, warmup;
     int64_t alpha_us, ps_per_byte;
     int threads, world, overhead;
-    const char *mode, *set, *predict;
+    const char *family, *mode, *set, *predict;
 };
 
 struct rank {
@@ -151,19 +152,21 @@ static int cut_set(const char *set, char room[512], const char *out[16]) {
 }
 
 static void make_spec(const struct job *j, const char *data, struct zt_spec *spec) {
-    char text[2048];
+    char text[2048], llama[80] = "";
+    if (strcmp(j->family, "llama") == 0)
+        snprintf(llama, sizeof llama, "kv_heads: %lld, tied_head: false, ", (long long)j->kv_heads);
     int n = snprintf(
         text, sizeof text,
         "version: 1\nname: bench\n"
-        "model: {family: gpt2, layers: %lld, dim: %lld, heads: %lld, vocab_size: %lld, "
-        "seq_len_max: %lld}\n"
+        "model: {family: %s, layers: %lld, dim: %lld, heads: %lld, %sffn_dim: %lld, "
+        "vocab_size: %lld, seq_len_max: %lld}\n"
         "dataset: {path: %s, tokenizer: bytes}\n"
         "training: {steps: %lld, seq_len: %lld, local_batch_size: %lld}\n"
         "optimizer: {lr: 3e-4, beta1: 0.9, beta2: 0.95, weight_decay: 0.1, max_norm: 1.0}\n"
         "parallelism: {mode: %s}\n",
-        (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->vocab,
-        (long long)j->seq, data, (long long)(j->steps + j->warmup), (long long)j->seq,
-        (long long)j->batch, j->mode);
+        j->family, (long long)j->layers, (long long)j->dim, (long long)j->heads, llama,
+        (long long)j->ffn, (long long)j->vocab, (long long)j->seq, data,
+        (long long)(j->steps + j->warmup), (long long)j->seq, (long long)j->batch, j->mode);
     char room[512];
     const char *set[16];
     struct zt_error err = {0};
@@ -248,10 +251,11 @@ static void print_plan(const struct job *j, const char *data, double ms) {
         zt_device_find(table, j->predict, &c.device, &err) != 0 || zt_plan_make(&c, &p, &err) != 0)
         bench_fail("train-step", err.msg);
     printf("\"predicted_ms\":%.3f,\"predicted_forward_ms\":%.3f,\"predicted_backward_ms\":%.3f,"
-           "\"predicted_optimizer_ms\":%.3f,\"predicted_comm_ms\":%.3f,\"plan_error\":%.4f,",
+           "\"predicted_optimizer_ms\":%.3f,\"predicted_comm_ms\":%.3f,\"plan_error\":%.4f,"
+           "\"predicted_peak_mib\":%.3f,",
            p->step_seconds * 1e3, p->forward_seconds * 1e3, p->backward_seconds * 1e3,
            p->optimizer_seconds * 1e3, p->exposed.comm_seconds * 1e3,
-           p->step_seconds * 1e3 / ms - 1);
+           p->step_seconds * 1e3 / ms - 1, (double)p->peak_allocated_bytes / 1048576.0);
     zt_plan_free(p);
     zt_devices_free(table);
     zt_spec_free(&spec);
@@ -276,10 +280,11 @@ static void print_row(const struct job *j, struct board *b, const char *data, co
     double ms = bench_median(slowest, (int)j->steps) * 1e3;
     printf("{\"bench\":\"train_step\",\"impl\":\"ztrain\",\"mode\":\"%s\",\"set\":\"%s\",", j->mode,
            j->set);
-    printf(
-        "\"layers\":%lld,\"dim\":%lld,\"heads\":%lld,\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,",
-        (long long)j->layers, (long long)j->dim, (long long)j->heads, (long long)j->seq,
-        (long long)j->vocab, (long long)j->batch);
+    printf("\"family\":\"%s\",\"layers\":%lld,\"dim\":%lld,\"heads\":%lld,\"kv_heads\":%lld,",
+           j->family, (long long)j->layers, (long long)j->dim, (long long)j->heads,
+           (long long)j->kv_heads);
+    printf("\"ffn\":%lld,\"seq\":%lld,\"vocab\":%lld,\"batch\":%lld,", (long long)j->ffn,
+           (long long)j->seq, (long long)j->vocab, (long long)j->batch);
     printf("\"world\":%d,\"threads\":%d,\"alpha_us\":%lld,\"ps_per_byte\":%lld,\"ms\":%.3f,\"min_"
            "ms\":%.3f,",
            j->world, j->threads, (long long)j->alpha_us, (long long)j->ps_per_byte, ms,
@@ -314,11 +319,13 @@ static void print_overhead(const struct job *j, struct board *b) {
 int main(int argc, char **argv) {
     bench_check_args(
         argc, argv,
-        " layers dim heads seq vocab batch steps warmup threads world mode set alpha-us "
-        "ps-per-byte overhead predict ");
+        " family layers dim heads kv-heads ffn seq vocab batch steps warmup threads world mode set "
+        "alpha-us ps-per-byte overhead predict ");
     struct job j = {.layers = bench_int(argc, argv, "layers", 4),
                     .dim = bench_int(argc, argv, "dim", 256),
                     .heads = bench_int(argc, argv, "heads", 4),
+                    .kv_heads = bench_int(argc, argv, "kv-heads", 0),
+                    .ffn = bench_int(argc, argv, "ffn", 0),
                     .seq = bench_int(argc, argv, "seq", 256),
                     .vocab = bench_int(argc, argv, "vocab", 256),
                     .batch = bench_int(argc, argv, "batch", 8),
@@ -329,11 +336,14 @@ int main(int argc, char **argv) {
                     .overhead = (int)bench_int(argc, argv, "overhead", 0),
                     .alpha_us = bench_int(argc, argv, "alpha-us", 0),
                     .ps_per_byte = bench_int(argc, argv, "ps-per-byte", 0),
+                    .family = bench_text(argc, argv, "family", "gpt2"),
                     .set = bench_text(argc, argv, "set", ""),
                     .predict = bench_text(argc, argv, "predict", ""),
                     .mode = bench_text(argc, argv, "mode", "ddp")};
     if (j.steps < 1 || j.steps > STEPS_MAX || j.world < 1 || j.world > WORLD_MAX || j.vocab < 256)
         bench_fail("train-step", "--steps is 1 to 1000, --world 1 to 64, --vocab at least 256");
+    if (j.kv_heads == 0) j.kv_heads = j.heads;
+    if (j.ffn == 0) j.ffn = 4 * j.dim;
     struct board *board =
         mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     char folder[] = "/tmp/zt-bench-XXXXXX", data[64];

@@ -3,10 +3,10 @@
 # Runs our benchmark programs and their PyTorch peers, round by round in turn, so that both see the same
 # machine; prints medians and ratios (above 1: we are faster), and every raw JSON line to a file.
 #   sh scripts/bench.sh [--build DIR] [--rounds N] [--only NAME] [--quick | --full] [--out FILE]
-# NAME: adamw, gemm, attention, collective or train_step; without a peer, our own against our own: modes (sharding against
-# ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring),
-# plan_speed (seconds to plan), plan (estimated steps after zctl calibrate against measured ones). The peers need
-# python3-torch; without it the rows say so.
+# NAME: adamw, gemm, attention, collective or train_step; without a peer, our own against our own: modes (sharding
+# against ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring), chunk
+# (peaks with the head in pieces), plan_speed (seconds to plan), plan (estimated steps after zctl calibrate against
+# measured ones). The peers need python3-torch; without it the rows say so.
 # Times on a busy machine mean little: look at other_load in the raw lines.
 set -eu
 cd "$(dirname "$0")/.."
@@ -133,6 +133,23 @@ overhead() {
     printf '1 worker %s, 2 workers %s\n' "$(med overhead.1 overhead_percent)" "$(med overhead.2 overhead_percent)"
 }
 
+# chunk: the head and its loss in pieces of so many tokens, against whole: peaks as planned and as measured
+chunk() {
+    for n in 0 "$@"; do
+        take "chunk.$n" --family llama --kv-heads 2 --ffn 688 --layers 2 --seq 1024 --vocab 50304 --batch 4 --steps 3 --warmup 1 \
+            --predict cpu --set "loss.chunk_tokens=$n"
+    done
+    printf '\nchunk: llama, 2 layers x 256, vocabulary 50304, 4 x 1024 tokens\n%-12s %14s %14s %14s %14s %10s\n' chunk_tokens \
+        "planned MiB" "measured MiB" "saved GiB plan" "saved GiB" ms
+    for n in 0 "$@"; do
+        p=$(med "chunk.$n" predicted_peak_mib) m=$(med "chunk.$n" peak_allocated_mib)
+        printf '%-12s %14s %14s %14s %14s %10s\n' "$n" "$p" "$m" "$(saved predicted_peak_mib "$p")" \
+            "$(saved peak_allocated_mib "$m")" "$(med "chunk.$n" ms)"
+    done
+}
+# saved METRIC MIB: what a peak is below that of the whole head
+saved() { awk -v a="$(med chunk.0 "$1")" -v b="$2" 'BEGIN {if (a != "" && b != "") printf "%.3f", (a - b) / 1024}'; }
+
 # How long planning takes: a big model on many ranks; the table of all modes of a small one
 plan_speed() {
     printf '\nplan_speed: %-50s %10s %12s %14s\n' "" seconds "of CPU" "resident MiB"
@@ -207,6 +224,11 @@ if [ "$only" = plan_speed ]; then
     echo "raw lines: $out"
     exit $failed
 fi
+if [ "$only" = chunk ]; then
+    chunk 1024 256
+    echo "raw lines: $out"
+    exit $failed
+fi
 if [ "$only" = plan ]; then
     plan
     echo "raw lines: $out"
@@ -220,12 +242,16 @@ esac
 
 printf '%-12s %-70s %-8s %12s %18s %7s\n' what arguments metric ztrain pytorch ratio
 step="--layers 4 --dim 256 --heads 4 --seq 256 --vocab 256"
+llama="--family llama --kv-heads 2 --ffn 688"
 if [ $size = quick ]; then
     row ms bench-adamw adamw --n 1000000 --threads 1
     row cpu_ms bench-gemm gemm --op fwd --rows 2048 --in 256 --out 1024 --threads 1
     row cpu_ms bench-attention attention --pass backward --seq 256 --kv-heads 2 --threads 1
     row us bench-collective collective --op all_reduce --world 2 --bytes 1048576
-    row ms bench-train-step train_step --layers 2 --dim 128 --heads 2 --seq 64 --batch 4 --steps 4 --warmup 1
+    for family in "" "--family llama --kv-heads 1 --ffn 344"; do
+        # shellcheck disable=SC2086 # words
+        row ms bench-train-step train_step $family --layers 2 --dim 128 --heads 2 --seq 64 --batch 4 --steps 4 --warmup 1
+    done
     exit $failed
 fi
 for threads in 1 2; do
@@ -255,15 +281,22 @@ for world in 2 4; do
         done
     done
 done
-row ms bench-train-step train_step $step --batch 8 --threads 1
-row ms bench-train-step train_step $step --batch 8 --threads 2
-row ms bench-train-step train_step $step --batch 4 --threads 1 --world 2
+for family in "" "$llama"; do
+    row ms bench-train-step train_step $family $step --batch 8 --threads 1
+    row ms bench-train-step train_step $family $step --batch 8 --threads 2
+    row ms bench-train-step train_step $family $step --batch 4 --threads 1 --world 2
+done
 if [ $size = full ]; then
-    row ms bench-train-step train_step --layers 6 --dim 384 --heads 6 --batch 8 --threads 2
-    row ms bench-train-step train_step --layers 6 --dim 384 --heads 6 --batch 4 --threads 1 --world 2
-    row ms bench-train-step train_step --layers 12 --dim 768 --heads 12 --vocab 50304 --batch 4 --steps 3 --warmup 1
+    for family in "" "--family llama --kv-heads 2 --ffn 1024"; do
+        row ms bench-train-step train_step $family --layers 6 --dim 384 --heads 6 --batch 8 --threads 2
+        row ms bench-train-step train_step $family --layers 6 --dim 384 --heads 6 --batch 4 --threads 1 --world 2
+    done
+    for family in "" "--family llama --kv-heads 4 --ffn 2048"; do
+        row ms bench-train-step train_step $family --layers 12 --dim 768 --heads 12 --vocab 50304 --batch 4 --steps 3 --warmup 1
+    done
 fi
 sharding 8000
+! wanted chunk || chunk 1024 256
 ! wanted plan_speed || plan_speed
 echo "raw lines: $out"
 exit $failed

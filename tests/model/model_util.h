@@ -31,7 +31,7 @@ struct rig_options {
     const char *gemm;
     double dropout; /* into config */
     uint64_t seed;  /* of dropout; with the step and the first sequence's place in it */
-    int64_t step, first_sample;
+    int64_t step, first_sample, sample_stride;
     enum zt_recompute recompute;
     int64_t recompute_every, chunk_tokens;
 };
@@ -288,6 +288,7 @@ static inline struct zt_batch rig_batch(const struct rig *r, int64_t first, int6
                              .weights = r->weights ? r->weights + at : NULL,
                              .starts = r->starts ? r->starts + at : NULL,
                              .first_sample = r->o.first_sample + first,
+                             .sample_stride = r->o.sample_stride,
                              .step = r->o.step};
 }
 

@@ -152,6 +152,31 @@ Test(llama, dropout_of_the_same_masks_in_pytorch) {
     golden_close(&added);
 }
 
+static void swap_rows(int32_t *v, int64_t a, int64_t b, int64_t T) {
+    for (int64_t i = 0; i < T; i++) {
+        int32_t x = v[a * T + i];
+        v[a * T + i] = v[b * T + i];
+        v[b * T + i] = x;
+    }
+}
+
+/* As ranks get them: the first and the third sequence of the step here, the second there. */
+Test(llama, dropout_of_rows_that_are_not_neighbours) {
+    struct bench b;
+    struct golden added;
+    open_added(&b, &added, "llama.bin", "llama:", plain);
+    swap_rows(b.r.tokens, 1, 2, b.r.o.T);
+    swap_rows(b.r.targets, 1, 2, b.r.o.T);
+    b.r.o.sample_stride = 2;
+    double loss = rig_part(&b.r, 0, 2, true, false);
+    b.r.o.first_sample--; /* row 2 here is sequence 1 */
+    loss += rig_part(&b.r, 2, 1, true, false);
+    expect_loss(&b, "dropout:", loss);
+    check_gradients_of(&b, &added, "llama:dropout:", 1e-5);
+    close_bench(&b);
+    golden_close(&added);
+}
+
 /* Whether something is saved and whether something is dropped are two questions. */
 Test(llama, evaluation_drops_nothing_and_a_forward_pass_alone_does) {
     struct bench b;
