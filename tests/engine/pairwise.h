@@ -13,7 +13,7 @@
 
 #include "core/rng.h"
 
-#define PW_FACTORS_MAX 24
+#define PW_FACTORS_MAX 28
 #define PW_LEVELS_MAX 8
 #define PW_ROWS_MAX 160
 

@@ -9,25 +9,40 @@
 #include "core/spec.h"
 #include "tests/engine/data_util.h"
 
-#define PX_TEXT 768
+#define PX_TEXT 1024
 #define PX_FILE 100 /* samples in the training file */
 
 enum px_size { PX_SMALL = 0, PX_WIDE, PX_VOCABULARY, PX_SIZES };
 /* Blocks below 1 MiB only; layers above it; logits above 10 MiB. No width is a multiple of 16 S. */
 static const struct px_model {
-    const char *fields;
+    const char *fields, *llama; /* llama: what is said of heads beside them */
     int seq, batch;
 } px_models[PX_SIZES] = {
-    {"layers: 3, heads: 2, dim: 20, ffn_dim: 50, vocab_size: 259", 16, 2},
-    {"layers: 3, heads: 4, dim: 164, ffn_dim: 600, vocab_size: 259", 32, 2},
-    {"layers: 2, heads: 2, dim: 18, ffn_dim: 70, vocab_size: 84001", 64, 1},
+    {"layers: 3, dim: 20, ffn_dim: 50, vocab_size: 259, heads: 2", "kv_heads: 2, head_dim: 6", 16,
+     2},
+    {"layers: 3, dim: 164, ffn_dim: 600, vocab_size: 259, heads: 4", "kv_heads: 2, head_dim: 42",
+     32, 2},
+    {"layers: 2, dim: 18, ffn_dim: 70, vocab_size: 84001, heads: 2", "kv_heads: 2, head_dim: 10",
+     64, 1},
 };
 
 /* Text; examples; examples that are weighed, which do not see each other. */
 enum px_data { PX_DATA_TEXT = 0, PX_DATA_EXAMPLES, PX_DATA_WEIGHED };
 
+enum px_family { PX_GPT2 = 0, PX_LLAMA, PX_QWEN, PX_FAMILIES };
+/* Untied; tied, with biases and normed queries and keys. */
+static const char *const px_families[PX_FAMILIES] = {
+    "family: gpt2", "family: llama, tied_head: false",
+    "family: llama, tied_head: true, qkv_bias: true, qk_norm: true"};
+
 struct px_case {
-    int replicate, shard;
+    int replicate, shard, tensor; /* tensor 0: as 1 */
+    bool sequence;
+    enum px_family family;
+    enum zt_recompute recompute;
+    int every; /* 0: as 1 */
+    int64_t chunk;
+    double dropout;
     enum zt_mode mode;
     const char *recipe;
     bool reduce16;
@@ -49,7 +64,9 @@ struct px_case {
     int64_t capacity;
 };
 
-static inline int px_world(const struct px_case *c) { return c->replicate * c->shard; }
+static inline int px_tensor(const struct px_case *c) { return c->tensor ? c->tensor : 1; }
+static inline int px_dp(const struct px_case *c) { return c->replicate * c->shard; }
+static inline int px_world(const struct px_case *c) { return px_dp(c) * px_tensor(c); }
 
 struct px_text {
     char *at;
@@ -77,6 +94,9 @@ static inline void px_parallelism(const struct px_case *c, struct px_text *t) {
            c->bucket_mib, c->no_overlap ? "false" : "true");
     if (!c->no_overlap) px_add(t, "max_inflight_reduces: %d, ", c->inflight);
     if (c->no_sync) px_add(t, "no_sync: true, ");
+    if (c->tensor)
+        px_add(t, "tensor_parallel_degree: %d, sequence_parallel: %s, ", c->tensor,
+               c->sequence ? "true" : "false");
     if (px_gathers(c->mode)) {
         px_add(t, "prefetch: %d, persistence_threshold: %" PRId64 ", ", c->prefetch,
                c->persistence);
@@ -101,17 +121,19 @@ static inline void px_yaml(const struct px_case *c, char *text, size_t room) {
     const struct px_model *m = &px_models[c->size];
     struct px_text t = {text, room};
     bool half = strcmp(c->recipe, "fp32") != 0;
-    px_add(&t, "version: 1\nname: exact\nmodel: {family: gpt2, %s, seq_len_max: %d}\n", m->fields,
-           m->seq);
+    px_add(&t, "version: 1\nname: exact\nmodel: {%s, %s%s%s, seq_len_max: %d, dropout: %g}\n",
+           px_families[c->family], m->fields, c->family ? ", " : "", c->family ? m->llama : "",
+           m->seq, c->dropout);
     px_add(&t, "dataset: {path: %s, document_masks: %s}\n", px_file(c, "train"),
            c->data == PX_DATA_WEIGHED ? "true" : "false");
-    if (c->data == PX_DATA_WEIGHED) px_add(&t, "loss: {average: square}\n");
+    px_add(&t, "loss: {average: %s, chunk_tokens: %" PRId64 "}\n",
+           c->data == PX_DATA_WEIGHED ? "square" : "token", c->chunk);
     if (c->eval_every)
         px_add(&t, "validation: {path: %s, every_steps: %" PRId64 ", steps: %" PRId64 "}\n",
                px_file(c, "valid"), c->eval_every, c->eval_batches);
     px_add(&t, "training: {%s: %" PRId64 ", seq_len: %d, local_batch_size: %d, ",
            c->epochs ? "epochs" : "steps", c->epochs ? c->epochs : c->steps, m->seq, m->batch);
-    px_add(&t, "global_batch_size: %d, trainable: [\"%s\"]}\n", m->batch * px_world(c) * c->micros,
+    px_add(&t, "global_batch_size: %d, trainable: [\"%s\"]}\n", m->batch * px_dp(c) * c->micros,
            c->trainable ? c->trainable : "*");
     px_add(&t, "optimizer: {lr: 1.0e-4, state_init: %s}\n", c->lazy ? "lazy" : "eager");
     px_add(&t, "precision: {recipe: %s%s}\n", c->recipe,
@@ -119,6 +141,9 @@ static inline void px_yaml(const struct px_case *c, char *text, size_t room) {
            : !c->reduce16              ? ", reduce_dtype: fp32"
            : strcmp(c->recipe, "fp16") ? ", reduce_dtype: bf16"
                                        : ", reduce_dtype: fp16");
+    if (c->recompute)
+        px_add(&t, "activation_checkpoint: {mode: %s, every: %d}\n",
+               c->recompute == ZT_RECOMPUTE_FULL ? "full" : "selective", c->every ? c->every : 1);
     px_parallelism(c, &t);
     px_add(&t, "memory: {max_split_size_mib: %g, gc_threshold: %g, limit_gib: %g}\n",
            c->max_split_mib, c->gc_threshold, c->limit_gib);
@@ -160,17 +185,20 @@ static inline void px_files(const struct px_case *c) {
 }
 
 static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
+    static const char *const family[] = {"gpt2", "llama", "qwen"};
     static const char *const size[] = {"small", "wide", "vocabulary"};
     static const char *const reshard[] = {"default", "true", "false", "int"};
     snprintf(text, PX_TEXT,
-             "%s %dx%d %s%s, %s, data %d, %d micros, %" PRId64 " steps, warmup %" PRId64
+             "%s %dx%dx%d%s %s%s, %s %s, data %d, recompute %d every %d, chunk %" PRId64
+             ", dropout %g, %d micros, %" PRId64 " steps, warmup %" PRId64
              ", reshard %s %d, prefetch %d, wrap %d, bucket %g, persist %" PRId64
              ", inflight %d%s%s%s, trainable %s, eval every %" PRId64 ": %" PRId64
              " rows, batches %" PRId64 ", max_split %g, gc %g, limit %g GiB, capacity %" PRId64,
-             zt_mode_name(c->mode), c->replicate, c->shard, c->recipe,
-             c->reduce16 ? " reduced in 16 bits" : "", size[c->size], (int)c->data, c->micros,
-             c->steps, c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap,
-             c->bucket_mib, c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
+             zt_mode_name(c->mode), c->replicate, c->shard, px_tensor(c), c->sequence ? "s" : "",
+             c->recipe, c->reduce16 ? " reduced in 16 bits" : "", family[c->family], size[c->size],
+             (int)c->data, (int)c->recompute, c->every, c->chunk, c->dropout, c->micros, c->steps,
+             c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap, c->bucket_mib,
+             c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
              c->no_sync ? ", no_sync" : "", c->lazy ? ", lazy" : "",
              c->trainable ? c->trainable : "*", c->eval_every, c->eval_rows, c->eval_batches,
              c->max_split_mib, c->gc_threshold, c->limit_gib, c->capacity);

@@ -315,7 +315,7 @@ static inline const struct zt_plan_shape *px_shape(const struct zt_plan *p, int 
 
 static inline int px_compare_rank(FILE *out, const struct px_run *r, int rank,
                                   const struct zt_plan *p) {
-    const struct zt_mesh mesh = {r->c.replicate, r->c.shard, 1};
+    const struct zt_mesh mesh = {r->c.replicate, r->c.shard, px_tensor(&r->c)};
     const struct zt_plan_shape *shape = px_shape(p, zt_mesh_dp_index(mesh, rank));
     struct px_windows w;
     int bad = 0;
@@ -346,7 +346,9 @@ static inline void px_print_record(FILE *out, const char *whose, const struct zt
 static inline bool px_same_record(const struct px_run *r, bool of_plan,
                                   const struct zt_coll_record *planned,
                                   const struct zt_coll_record *measured) {
-    int ranks = planned->control ? px_world(&r->c) : r->c.replicate;
+    int ranks = planned->control                        ? px_world(&r->c)
+                : strcmp(planned->group, "tensor") == 0 ? px_tensor(&r->c)
+                                                        : r->c.replicate;
     bool uneven = !of_plan && planned->kind == ZT_COLL_ALL_REDUCE && planned->count % ranks;
     return px_same_call(planned, measured) &&
            (uneven || planned->sent_bytes == measured->sent_bytes);
