@@ -12,7 +12,8 @@ static const struct zt_oom_line lines[ZT_OOM_PLACE_COUNT] = {
                         "data_parallel_shard_degree, a recipe of fewer bytes per parameter"},
     [ZT_OOM_AT_FORWARD_ACTIVATIONS] = {"forward, activations most of it",
                                        "the activations of one micro-batch beside the state and the gathered units",
-                                       "a smaller training.local_batch_size at the same global_batch_size, a shorter "
+                                       "activation_checkpoint.mode: selective, then full, loss.chunk_tokens, a smaller "
+                                       "training.local_batch_size at the same global_batch_size, a shorter "
                                        "training.seq_len, a recipe with 16-bit activations"},
     [ZT_OOM_AT_FORWARD_STATE] = {"forward, state most of it",
                                  "whole parameters and what belongs to them, or the units gathered and those ahead of "
@@ -21,7 +22,8 @@ static const struct zt_oom_line lines[ZT_OOM_PLACE_COUNT] = {
                                  "reshard_after_forward: true, prefetch: 0, a smaller bucket_mib, wrap: part"},
     [ZT_OOM_AT_BACKWARD_ACTIVATIONS] = {"backward, activations most of it",
                                         "what forward kept, the first gradients, and the units gathered ahead",
-                                        "a smaller training.local_batch_size at the same global_batch_size, a shorter "
+                                        "activation_checkpoint.mode: selective, then full, loss.chunk_tokens, a smaller "
+                                        "training.local_batch_size at the same global_batch_size, a shorter "
                                         "training.seq_len, prefetch: 0, a smaller bucket_mib"},
     [ZT_OOM_AT_BACKWARD_STATE] = {"backward, state and gradients most of it",
                                   "gradients as they come into being, on top of the state and the gathered units",

@@ -27,13 +27,18 @@ static void put_figures(json_t *o, const struct zt_advise_figures *f) {
     put(o, "sent_bytes_per_step", json_integer(f->sent_bytes));
 }
 
-/* "parallelism.mode: ddp -> zero1"; what follows by itself is not in it. */
+/* A key's last word; where that says little without its section, both. */
+static const char *word_of(const char *key) {
+    const char *leaf = strrchr(key, '.');
+    return leaf && strncmp(key, "activation_checkpoint.", 22) != 0 ? leaf + 1 : key;
+}
+
+/* "mode: ddp -> zero1"; what follows by itself is not in it. */
 static void edits(json_t *o, const struct zt_advise_change *c) {
     json_t *list = json_array(), *set = json_array();
     char text[1024] = "";
     for (int i = 0; i < c->n_edits; i++) {
         const struct zt_advise_edit *e = &c->edit[i];
-        const char *leaf = strrchr(e->key, '.');
         char one[128];
         size_t used = strlen(text);
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:b}", "key", e->key, "from", e->from, "to", e->to, "set", !e->implied));
@@ -42,7 +47,7 @@ static void edits(json_t *o, const struct zt_advise_change *c) {
         snprintf(one, sizeof one, "%s=%s", e->key, e->to);
         json_array_append_new(set, json_string(one));
         if (strcmp(e->from, e->to) != 0)
-            snprintf(text + used, sizeof text - used, "%s%s: %s -> %s", used ? ", " : "", leaf ? leaf + 1 : e->key, e->from, e->to);
+            snprintf(text + used, sizeof text - used, "%s%s: %s -> %s", used ? ", " : "", word_of(e->key), e->from, e->to);
     }
     put(o, "change", json_string(text));
     put(o, "edits", list);

@@ -11,6 +11,8 @@
 #define STATE .parameters = 10, .optimizer = 20, .activations = 5
 
 static const struct { struct zt_oom_site site; const char *where, *helps; } cases[] = {
+    {{.phase = "forward", .step = 1, ACTIVE}, "forward, activations most of it", "activation_checkpoint.mode: selective"},
+    {{.phase = "backward", .step = 1, ACTIVE}, "backward, activations most of it", "loss.chunk_tokens"},
     {{.phase = "init", .step = 0, .parameters = 10}, "init", "data_parallel_shard_degree"},
     {{.phase = "init", .step = 1, .parameters = 10}, "init", "zero1"},
     {{.phase = "forward", .step = 1, ACTIVE}, "forward, activations most of it", "local_batch_size"},

@@ -71,10 +71,6 @@ static void fix(int *row) {
     if (row[F_OVERLAP]) row[F_INFLIGHT] = 0; /* level 1: off, then there is nothing in flight */
     if (!row[F_RECIPE]) row[F_REDUCE] = 0;
     if (row[F_EVAL] == 3) row[F_ROWS] = 0; /* none */
-    if (!has("model.family")) row[F_FAMILY] = 0;
-    if (!has("activation_checkpoint.mode")) row[F_RECOMPUTE] = 0;
-    if (!has("loss.chunk_tokens")) row[F_CHUNK] = 0;
-    if (!has("model.dropout")) row[F_DROPOUT] = 0;
     const int *mesh = meshes[row[F_MESH]];
     if (!has("parallelism.tensor_parallel_degree") || mesh[0] * mesh[1] % 2) row[F_TENSOR] = 0;
     if (row[F_TENSOR] && row[F_RESHARD] == 3) row[F_RESHARD] = 0; /* refused */

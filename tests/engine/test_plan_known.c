@@ -135,6 +135,91 @@ Test(known, drop_of_gpt2_1558m_in_autocast) {
     zt_plan_free(zero1);
 }
 
+/* ---- Llama ---- */
+
+static struct zt_plan *llama(const char *preset, int seq, int batch, const char *recipe,
+                             const char *mode, const char *recompute, int ranks) {
+    char text[1024];
+    snprintf(text, sizeof text,
+             "version: 1\nname: known\nmodel: {preset: %s}\ndataset: {path: /x, tokenizer: none}\n"
+             "training: {steps: 100, seq_len: %d, local_batch_size: %d}\n"
+             "precision: {recipe: %s, reduce_dtype: fp32}\nparallelism: {mode: %s}\n"
+             "activation_checkpoint: {mode: %s}\n",
+             preset, seq, batch, recipe, mode, recompute);
+    return plan_yaml(text, ranks, INT64_C(93) << 30);
+}
+
+/* 8 x 128 tokens in fp32 on four ranks. Groups: embeddings 256 x 128; four blocks of 2 norms, q and
+ * o 128 x 128, k and v 64 x 128, gate, up and down 352 x 128; head with its norm. All divide by 64,
+ * so only buffers are rounded. At the peak, in the last block's backward, every block has what it
+ * keeps (a token: 4 (4 h + 2 q + 2 k + 2 f) and 4 a + 8; selective 4 (2 h + 2 q + 2 k + 2 f) and 4
+ * a), and there are tokens, targets and the rotary table (128 x 32 figures). */
+Test(known, llama_nano) {
+    static const char *const modes[] = {"ddp", "zero1", "zero2", "zero3"};
+    static const char *const recompute[] = {"none", "selective"};
+    const int64_t block = 2 * 128 + 2 * 128 * 128 + 2 * 64 * 128 + 3 * 352 * 128;
+    const int64_t groups[] = {256 * 128, block, block, block, block, 256 * 128 + 128};
+    const int64_t token[] = {4 * (4 * 128 + 2 * 128 + 2 * 64 + 2 * 352) + 4 * 4 + 8,
+                             4 * (2 * 128 + 2 * 128 + 2 * 64 + 2 * 352) + 4 * 4};
+    int64_t whole = 0, part = 0, n = 0;
+    for (int g = 0; g < 6; g++) {
+        n += groups[g];
+        whole += up(4 * groups[g]);
+        part += up(groups[g]);
+    }
+    for (int m = 0; m < 4; m++)
+        for (int r = 0; r < 2; r++) {
+            struct zt_plan *p = llama("llama-nano", 128, 8, "fp32", modes[m], recompute[r], 4);
+            cr_expect_eq(p->parameters, 803968);
+            cr_expect_eq(p->parameters, n);
+            cr_expect_eq(p->persistent.parameters, m == 3 ? part : whole, "%s", modes[m]);
+            cr_expect_eq(p->persistent.gradients, m >= 2 ? part : whole, "%s", modes[m]);
+            cr_expect_eq(p->persistent.optimizer, 2 * (m >= 1 ? part : whole), "%s", modes[m]);
+            cr_expect_eq(p->phase_of_peak, ZT_PHASE_BACKWARD);
+            cr_expect_eq(p->at_peak[ZT_TAG_ACTIVATIONS],
+                         4 * 1024 * token[r] + 2 * 4 * 1024 + 128 * 32 * 4, "%s %s", modes[m],
+                         recompute[r]);
+            zt_plan_free(p);
+        }
+}
+
+/* fsdp on eight ranks, 2 x 8,192 tokens, fp32 shards gathered in bf16, selective checkpointing:
+ * each byte of the peak, which is when the head's gradient comes (docs/planner.md). h = q = 4096, k
+ * = 1024, f = 14336, 32 heads. */
+Test(known, llama3_8b_on_eight_ranks) {
+    struct zt_plan *p = llama("llama3-8b", 8192, 2, "fsdp_mixed", "fsdp", "selective", 8);
+    const int64_t n = 8030261248, tokens = 2 * 8192, head = 128256 * INT64_C(4096) + 4096;
+    const int64_t embed = 128256 * INT64_C(4096), block = 218112000;
+    const int64_t layer = 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336) + 4 * 32;
+    cr_assert_eq(p->parameters, n);
+    cr_assert_eq(layer, 94336);
+    /* shards; embeddings and head kept from forward on, the last block gathered ahead */
+    cr_expect_eq(p->at_peak[ZT_TAG_PARAMETERS], 4 * n / 8 + 2 * (embed + head + block));
+    cr_expect_eq(p->at_peak[ZT_TAG_GRADIENTS], 2 * head);
+    cr_expect_eq(p->at_peak[ZT_TAG_OPTIMIZER], 8 * n / 8);
+    /* blocks; logits; last stream, what comes out of its norm and one figure; rotary table, batch
+     */
+    cr_expect_eq(p->at_peak[ZT_TAG_ACTIVATIONS],
+                 tokens * (32 * layer + 2 * 128256 + 2 * 2 * 4096 + 4 + 8) + 8192 * 128 * 4);
+    cr_expect_eq(p->at_peak[ZT_TAG_TEMPORARY], tokens * 2 * 4096);
+    cr_expect_eq(p->at_peak[ZT_TAG_COMMUNICATION], 0);
+    cr_expect_eq(p->phase_of_peak, ZT_PHASE_BACKWARD);
+    struct zt_plan *all = llama("llama3-8b", 8192, 2, "fsdp_mixed", "fsdp", "none", 8);
+    /* and of every layer two norms' results and figures */
+    cr_expect_eq(all->peak_allocated_bytes - p->peak_allocated_bytes,
+                 32 * tokens * (2 * 2 * 4096 + 8));
+    struct zt_plan *many = llama("llama3-8b", 8192, 2, "fsdp_mixed", "fsdp", "selective", 128);
+    /* the state falls by 14.02 GiB, the peak by shards of 12 bytes, 10.52: gradients come as
+     * activations go */
+    cr_expect_eq(state(p), 16 * n / 8);
+    cr_expect(state(many) >= 16 * n / 128 && state(many) < 16 * n / 128 + 34 * 4 * 512, "buffers");
+    cr_expect_eq(many->at_peak[ZT_TAG_ACTIVATIONS], p->at_peak[ZT_TAG_ACTIVATIONS]);
+    cr_expect_eq(many->at_peak[ZT_TAG_GRADIENTS], p->at_peak[ZT_TAG_GRADIENTS]);
+    zt_plan_free(p);
+    zt_plan_free(all);
+    zt_plan_free(many);
+}
+
 /* ---- plan and run ---- */
 
 static void same_peak(const char *window, int rank, const struct zt_window_peak *want,
