@@ -105,10 +105,14 @@ static const char *cause_of(const json_error_t *e) {
     }
 }
 
-static int parse_failed(const char *path, int64_t line, const json_error_t *e,
-                        struct zt_error *err) {
+static int parse_failed(const char *path, int64_t line, const char *text, size_t n,
+                        const json_error_t *e, struct zt_error *err) {
     if (json_error_code(e) == json_error_out_of_memory)
         return zt_fail(err, ZT_ENOMEM, "%s:%" PRId64 ": no memory to read the line", path, line);
+    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        return zt_fail(err, ZT_EDATA,
+                       "%s:%" PRId64 ": begins with a byte order mark; save the file without it",
+                       path, line);
     return zt_fail(err, ZT_EDATA, "%s:%" PRId64 ": %s (near byte %d of the line)", path, line,
                    cause_of(e), e->position);
 }
@@ -166,7 +170,7 @@ int zt_example_parse(const char *path, int64_t line, const char *text, size_t n,
     json_error_t je;
     memset(e, 0, sizeof *e);
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
-    if (!root) return parse_failed(path, line, &je, err);
+    if (!root) return parse_failed(path, line, text, n, &je, err);
     e->json = root;
     if (!json_is_object(root))
         return zt_fail(err, ZT_EDATA, "%s:%" PRId64 ": not an object, {...}", path, line);

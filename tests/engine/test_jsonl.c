@@ -213,6 +213,7 @@ Test(jsonl, bad_lines_are_refused_by_file_line_and_cause) {
         const char *line, *cause;
     } row[] = {
         {"nonsense", "not JSON"},
+        {"\xef\xbb\xbf{\"text\": \"abc\"}", "a byte order mark"},
         {"{\"text\": \"abc\"", "ends too early"},
         {"{\"text\": \"abc", "ends too early"},
         {"{\"text\": \"a\"} {\"text\": \"b\"}", "more than one JSON value"},
@@ -264,8 +265,11 @@ Test(jsonl, messages_are_ascii) {
 
 Test(jsonl, deep_nesting_is_refused) {
     enum { DEEP = 100000 };
+    static const char head[] = "{\"text\": \"a\", \"x\": ";
+    const size_t n = sizeof head - 1;
     char *text = malloc(2 * DEEP + 64);
-    int n = sprintf(text, "{\"text\": \"a\", \"x\": ");
+    cr_assert_not_null(text);
+    memcpy(text, head, n);
     memset(text + n, '[', DEEP);
     memset(text + n + DEEP, ']', DEEP);
     strcpy(text + n + 2 * DEEP, "}\n");
