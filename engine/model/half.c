@@ -126,7 +126,7 @@ out:
 /* Whether h's backward begins that of a block of which only the input was saved. */
 static bool replays(const struct zt_model *m, int h) {
     const struct zt_half *k = &m->halves[h], *above = k + 1;
-    if (k->recompute != ZT_RECOMPUTE_FULL || !(k->to_mixed || k->trains_out)) return false;
+    if (!zt_is_replayed(k)) return false;
     return h + 1 == m->n_halves || above->block != k->block || above->unit != k->unit;
 }
 

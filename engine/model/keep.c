@@ -35,16 +35,14 @@ static void plan_half(const struct zt_model *m, struct zt_half *k, bool below) {
 }
 
 static bool recomputed_with(const struct zt_half *a, const struct zt_half *b) {
-    return a->recompute == ZT_RECOMPUTE_FULL && a->reached && a->block == b->block &&
-           a->unit == b->unit;
+    return zt_is_replayed(a) && a->block == b->block && a->unit == b->unit;
 }
 
 static void plan_recompute(struct zt_model *m, int h) {
     struct zt_half *k = &m->halves[h];
     bool chosen = m->env.recompute_every < 1 || k->block % m->env.recompute_every == 0;
     k->recompute = chosen ? m->env.recompute : ZT_RECOMPUTE_NONE;
-    k->checkpoint = k->recompute == ZT_RECOMPUTE_FULL && (k->to_mixed || k->trains_out) &&
-                    (h == 0 || !recomputed_with(&m->halves[h - 1], k));
+    k->checkpoint = zt_is_replayed(k) && (h == 0 || !recomputed_with(&m->halves[h - 1], k));
 }
 
 void zt_plan(struct zt_model *m) {

@@ -148,6 +148,10 @@ struct zt_kept {
     bool stream, statistics, norm, wide, normed, mixed, lse;
 };
 struct zt_kept zt_kept(const struct zt_model *m, int h);
+/* Under full checkpointing: whether backward reads something of what the half computes. */
+static inline bool zt_is_replayed(const struct zt_half *k) {
+    return k->recompute == ZT_RECOMPUTE_FULL && (k->to_mixed || k->trains_out);
+}
 static inline enum zt_tag zt_tag_of(bool kept) {
     return kept ? ZT_TAG_ACTIVATIONS : ZT_TAG_TEMPORARY;
 }

@@ -89,6 +89,14 @@ static const struct freeze_case {
      L,
      (2 * C + F) + (L - 1) * (7 * C + F) + C,
      2 + (L - 1) * (4 + H) + 2},
+    /* the biases of what is added to the stream: block 0's attention has nothing to compute */
+    {{"*.c_proj.bias"},
+     0,
+     false,
+     1 + 2 + 4 * (L - 1),
+     0,
+     (C + F) + (L - 1) * (6 * C + F) + C,
+     2 + (L - 1) * (4 + H) + 2},
     /* the embedding (and so the tied head): its own two GEMMs */
     {{"*.wte.weight"}, -1, true, 1 + 4 * L, 1, L *(6 * C + F) + 2 * C, L *(4 + H) + 2},
 };
