@@ -174,11 +174,13 @@ static const int32_t *starts_of(enum starts kind, int64_t B, int64_t T) {
     return s;
 }
 
-/* Rows side by side in one buffer with room between, or apart and dense. */
-static void set_rows(struct zt_attention *a, bool apart) {
-    const int64_t all = (a->H + 2 * a->KV) * a->D + 3;
-    a->q_row = apart ? a->H * a->D : all;
-    a->k_row = a->v_row = apart ? a->KV * a->D : all;
+/* Dense rows, or rows as far apart as in one buffer of all three and a bit more, each differently.
+ */
+static void set_rows(struct zt_attention *a, bool dense) {
+    const int64_t all = (a->H + 2 * a->KV) * a->D;
+    a->q_row = dense ? a->H * a->D : all + 3;
+    a->k_row = dense ? a->KV * a->D : all + 1;
+    a->v_row = dense ? a->KV * a->D : all + 2;
 }
 
 static void set_dropout(struct zt_attention *a, float p) {
@@ -452,6 +454,16 @@ Test(attention, dropout_of_a_part_is_that_of_the_whole) {
         }
     end_buffers();
     zt_ops_cpu_destroy(c);
+}
+
+/* 100 positions take 2500 draws a head, so number 2^32 is drawn inside head 1717986 of all: the
+ * counter's words carry within a vector. */
+Test(attention, dropout_counters_carry) {
+    struct zt_attention a = {.B = 1, .T = 100, .H = 2, .KV = 1, .D = 16, .heads_all = 2};
+    a.first_sample = 1717986 / 2;
+    a.dropout = (struct zt_dropout){.p = 0.4f, .seed = 2, .step = 1, .site = 1};
+    set_rows(&a, true);
+    check(a, 1.0f);
 }
 
 /* With all values 1 and all scores equal, the output of query t is the mean of t + 1 factors, whose
