@@ -60,6 +60,8 @@ enum zt_tp_sum { ZT_TP_SUM_NEVER = 0, ZT_TP_SUM_SEQUENCE, ZT_TP_SUM_ALWAYS };
 
 struct zt_tensor_def {
     char name[96];          /* Hugging Face name, e.g. "transformer.h.3.attn.c_attn.weight" */
+    uint32_t number;        /* draws, hashes and rounding know it by this: its index, and those of adapters come
+                             * after all others', so that these stay what they are without adapters */
     int unit;               /* index into the units */
     int layer;              /* -1 outside the blocks */
     enum zt_role role;

@@ -53,13 +53,15 @@ static int choose(const struct zt_model_table *t, const char *const *patterns, i
 
 /* Outputs cut: A is whole on every rank and B is cut as the linear. Inputs cut: A is cut as the linear and
  * B is whole. What reaches the whole one's gradient on a rank comes from the rank's own part of the other. */
-static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_piece piece, int64_t rank) {
+static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_piece piece, int64_t rank,
+                                    uint32_t number) {
     struct zt_tensor_def d = *linear;
     const bool a = piece == ZT_LORA_A, cut = a == (linear->tp_dim == 1);
     char name[sizeof d.name];
     stem(linear, name, sizeof name);
     snprintf(d.name, sizeof d.name, "%.70s.lora_%c.weight", name, a ? 'A' : 'B');
     d.piece = piece;
+    d.number = number;
     d.whole[0] = d.shape[0] = a ? rank : linear->whole[0];
     d.whole[1] = d.shape[1] = a ? linear->whole[1] : rank;
     d.numel = d.whole[0] * d.whole[1];
@@ -76,6 +78,7 @@ static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_
 /* The table again, with the two adapters behind the last tensor of each chosen linear. */
 static void insert(struct zt_model_table *t, struct zt_tensor_def *to, const bool *chosen, int64_t rank) {
     int n = 0;
+    uint32_t number = (uint32_t)t->n_tensors;
     for (int u = 0; u < t->n_units; u++) {
         struct zt_unit_def *unit = &t->units[u];
         const int from = unit->first_tensor, end = from + unit->n_tensors;
@@ -89,8 +92,8 @@ static void insert(struct zt_model_table *t, struct zt_tensor_def *to, const boo
             open = chosen[i] ? d : open;
             if (!open || bias_next)
                 continue;
-            to[n++] = adapter(open, ZT_LORA_A, rank);
-            to[n++] = adapter(open, ZT_LORA_B, rank);
+            to[n++] = adapter(open, ZT_LORA_A, rank, number++);
+            to[n++] = adapter(open, ZT_LORA_B, rank, number++);
             t->parameters += to[n - 2].numel + to[n - 1].numel;
             open = NULL;
         }

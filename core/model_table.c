@@ -140,8 +140,9 @@ static void set_init(struct zt_tensor_def *d, int64_t layers) {
 /* ---------------------------------------------------------------------------------- table */
 
 static void add(struct zt_model_table *t, int unit, int layer, const struct row *r) {
-    struct zt_tensor_def *d = &t->tensors[t->n_tensors++];
+    struct zt_tensor_def *d = &t->tensors[t->n_tensors];
     size_t n = 0;
+    d->number = (uint32_t)t->n_tensors++;
     if (layer >= 0) {
         snprintf(d->name, sizeof d->name, families[t->config.family].block, layer);
         n = strlen(d->name);

@@ -39,13 +39,13 @@ static int build_runs(struct zt_runtime *r, struct rt_group *g) {
     g->runs = calloc(n, sizeof *g->runs);
     if (!g->runs) return ZT_ENOMEM;
     for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
-        bool decay = r->env.table->tensors[p.tensor].decay;
+        const struct zt_tensor_def *d = &r->env.table->tensors[p.tensor];
         struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-        if (last && last->decay == decay && !r->recipe->stochastic)
+        if (last && last->decay == d->decay && !r->recipe->stochastic)
             last->count = p.at + p.count - last->offset;
         else
             g->runs[g->n_runs++] =
-                (struct zt_optim_run){p.at, p.count, decay, (uint32_t)p.tensor, p.span};
+                (struct zt_optim_run){p.at, p.count, d->decay, d->number, p.span};
     }
     return 0;
 }
@@ -70,8 +70,8 @@ static int draw(struct zt_runtime *r, const struct rt_group *g, void *base, enum
         const struct zt_tensor_def *d = &r->env.table->tensors[p.tensor];
         void *at = rt_at(base, p.at, t);
         if (d->init == ZT_INIT_NORMAL)
-            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, (uint32_t)p.tensor,
-                                  p.span, p.count, d->init_std, err);
+            rc = ops->fill_normal(r->env.ctx, t, at, r->env.spec->training.seed, d->number, p.span,
+                                  p.count, d->init_std, err);
         else if (d->init == ZT_INIT_ONE)
             rc = ops->fill(r->env.ctx, t, at, 1.0f, p.count, err);
     }
@@ -180,8 +180,8 @@ static int hash_group(struct zt_runtime *r, const struct rt_group *g, struct zt_
         enum zt_dtype t;
         const void *v = value_at(g, p.at, &t);
         uint64_t sum[2] = {0, 0};
-        int rc = r->env.ops->hash_values(r->env.ctx, t, v, (uint32_t)p.tensor, p.span, p.count, sum,
-                                         err);
+        int rc = r->env.ops->hash_values(
+            r->env.ctx, t, v, r->env.table->tensors[p.tensor].number, p.span, p.count, sum, err);
         if (rc) return rc;
         const struct zt_hash128 h = {sum[0], sum[1]};
         if (speaks) zt_hash128_add(own, h);
