@@ -278,6 +278,48 @@ Test(llama, frozen_prefix_has_the_same_bits) {
     close_bench(&a);
 }
 
+/* A head of its own with the embedding's values: the same loss, and what was one gradient are two.
+ */
+static void check_untied(const char *file, const char *prefix) {
+    struct bench b;
+    struct rig apart;
+    open_golden(&b, file, prefix, &plain);
+    struct rig_options o = b.r.o;
+    o.config.tied_head = false;
+    rig_open(&apart, &o);
+    const struct zt_model_table *t = &apart.table;
+    const int whole = zt_model_find(&b.r.table, -1, ZT_ROLE_EMBEDDING, ZT_WEIGHT);
+    for (int i = 0; i < t->n_tensors; i++) {
+        const struct zt_tensor_def *d = &t->tensors[i];
+        const int from = zt_model_find(&b.r.table, d->layer, d->role, d->piece);
+        memcpy(apart.master[i], b.r.master[from < 0 ? whole : from], rig_bytes(&apart, i, ZT_F32));
+    }
+    rig_set_parameters(&apart);
+    memcpy(apart.tokens, b.r.tokens, (size_t)(o.B * o.T) * 4);
+    memcpy(apart.targets, b.r.targets, (size_t)(o.B * o.T) * 4);
+    cr_expect_eq(rig_step(&apart, true), rig_step(&b.r, true), "%s: the loss", prefix);
+    const int head = zt_model_find(t, -1, ZT_ROLE_HEAD, ZT_WEIGHT);
+    for (int i = 0; i < t->n_tensors; i++) {
+        const struct zt_tensor_def *d = &t->tensors[i];
+        const int from = zt_model_find(&b.r.table, d->layer, d->role, d->piece);
+        if (from >= 0 && from != whole)
+            memcpy(b.r.grad[from], apart.grad[i], rig_bytes(&apart, i, ZT_F32));
+    }
+    float *sum = b.r.grad[whole];
+    const float *embedding = apart.grad[zt_model_find(t, -1, ZT_ROLE_EMBEDDING, ZT_WEIGHT)];
+    for (int64_t k = 0; k < t->tensors[head].numel; k++)
+        sum[k] = embedding[k] + ((const float *)apart.grad[head])[k];
+    check_gradients(&b, 1e-5);
+    rig_close(&apart);
+    close_bench(&b);
+}
+
+Test(llama, an_untied_heads_gradient_and_the_embeddings_are_the_tied_ones) {
+    check_untied("gpt2.bin", "");
+    check_untied("llama.bin", "tied:");
+    check_untied("llama.bin", "qwen2:");
+}
+
 /* ---- adapters, merged ---- */
 
 struct adapter {
