@@ -250,6 +250,31 @@ Test(advise, features_are_tried_when_the_schema_has_them) {
     done(s);
 }
 
+/* One rank, 4,096 tokens, activations most of the peak: selective checkpointing is the cheapest
+ * change that keeps the bits; where that is not enough, full. */
+Test(advise, checkpointing_comes_first) {
+    static const char yaml[] = "version: 1\nname: t\nmodel: {preset: gpt2-124m}\n"
+                               "dataset: {path: /x, tokenizer: none}\n"
+                               "training: {steps: 20, seq_len: 512, local_batch_size: 8}\n"
+                               "parallelism: {mode: ddp}\n";
+    static const struct {
+        int64_t budget;
+        const char *mode;
+    } row[] = {{4096 * MIB, "selective"}, {3600 * MIB, "full"}};
+    for (int i = 0; i < 2; i++) {
+        struct zt_advice *a = advice(yaml, 1, 0, row[i].budget);
+        cr_assert(!a->base.fits && a->n_changes > 0);
+        cr_assert_str_eq(a->change[0].edit[0].key, ADVISE_RECOMPUTE);
+        cr_assert_str_eq(a->change[0].edit[0].from, "none");
+        cr_assert_str_eq(a->change[0].edit[0].to, row[i].mode);
+        cr_assert_eq(a->change[0].effect, ZT_EFFECT_NONE);
+        cr_assert_eq(a->change[0].shrank, ZT_TAG_ACTIVATIONS);
+        for (int k = 0; k < a->n_changes; k++)
+            holds(yaml, 1, 0, row[i].budget, &a->change[k], true);
+        zt_advice_free(a);
+    }
+}
+
 Test(advise, nothing_fits) {
     struct zt_advice *a = advice(PLAIN, 4, 0, 2 * MIB);
     struct zt_spec *s = spec_of(PLAIN, 4);
