@@ -80,6 +80,10 @@ struct zt_tensor_def {
     double init_std;        /* NORMAL: 0.02, residual outputs 0.02/sqrt(2 L) */
 };
 
+static inline bool zt_tensor_is_partial(const struct zt_tensor_def *d, bool sequence_parallel) {
+    return d->tp_sum == ZT_TP_SUM_ALWAYS || (d->tp_sum == ZT_TP_SUM_SEQUENCE && sequence_parallel);
+}
+
 struct zt_unit_def { char name[32]; int first_tensor, n_tensors; };
 
 /* How blocks become units: one each; `blocks` of them together ("blocks0-1"); or two units each, up

@@ -373,8 +373,6 @@ static const struct zt_not_yet not_yet[] = {
     {"model.init_from", "fresh"},
     {"dataset.sources", "[]"},
     {"training.lora", NULL},
-    {"parallelism.tensor_parallel_degree", "1"},
-    {"parallelism.sequence_parallel", "false"},
     {"checkpoint", NULL},
     {"memory.expandable_segments", "false"},
     {"comm.trace_buf_size", "4096"},

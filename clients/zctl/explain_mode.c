@@ -123,32 +123,35 @@ static json_t *send_list(const struct subject *s) {
 
 /* ---------------------------------------------------------------------------------- a run file */
 
+enum { OVER_SHARDS, OVER_REPLICAS, OVER_TENSOR, OVER_COUNT };
 struct tally {
-    int64_t count[ZT_TRAFFIC_KINDS][ZT_TRAFFIC_WHYS][2], sent[ZT_TRAFFIC_KINDS][ZT_TRAFFIC_WHYS][2];
+    int64_t count[ZT_TRAFFIC_KINDS][ZT_TRAFFIC_WHYS][OVER_COUNT], sent[ZT_TRAFFIC_KINDS][ZT_TRAFFIC_WHYS][OVER_COUNT];
 };
 
 static int count_one(void *arg, const struct zt_traffic_event *e) {
     struct tally *t = arg;
-    t->count[e->kind][e->why][e->axis == ZT_AXIS_REPLICATE]++;
-    t->sent[e->kind][e->why][e->axis == ZT_AXIS_REPLICATE] += e->sent;
+    const int over = e->axis == ZT_AXIS_REPLICATE ? OVER_REPLICAS : e->axis == ZT_AXIS_TENSOR ? OVER_TENSOR : OVER_SHARDS;
+    t->count[e->kind][e->why][over]++;
+    t->sent[e->kind][e->why][over] += e->sent;
     return 0;
 }
 
 static json_t *tally_rows(const struct tally *t, int64_t *total) {
     static const char *const kinds[] = {"all-gather", "reduce-scatter", "all-reduce"};
     static const char *const whys[] = {"parameters for forward", "parameters for backward", "gradients",
-                                       "updated parameters"};
+                                       "updated parameters", "parts of gradients"};
+    static const char *const groups[] = {"dp_shard", "dp_replicate", "tensor"};
     json_t *rows = json_array();
     *total = 0;
     for (int w = 0; w < ZT_TRAFFIC_WHYS; w++)
         for (int k = 0; k < ZT_TRAFFIC_KINDS; k++)
-            for (int a = 0; a < 2; a++) {
+            for (int a = 0; a < OVER_COUNT; a++) {
                 if (!t->count[k][w][a])
                     continue;
                 *total += t->sent[k][w][a];
                 json_array_append_new(
                     rows, json_pack("{s:s, s:s, s:s, s:I, s:I}", "kind", kinds[k], "group",
-                                    a ? "dp_replicate" : "dp_shard", "what", whys[w], "collectives",
+                                    groups[a], "what", whys[w], "collectives",
                                     (json_int_t)t->count[k][w][a], "sent_bytes", (json_int_t)t->sent[k][w][a]));
             }
     return rows;
@@ -195,9 +198,9 @@ static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error 
     if (rc == 0) {
         json_t *rows = tally_rows(&tally, &sent);
         *out = json_pack(
-            "{s:I, s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:{s:I, s:I, s:I}, s:{s:I, s:I}, s:o, s:I}", "parameters",
+            "{s:I, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:{s:I, s:I, s:I}, s:{s:I, s:I}, s:o, s:I}", "parameters",
             (json_int_t)t.parameters, "recipe", r->name, "reduce_dtype", zt_dtype_name(s->precision.reduce_dtype),
-            "replicate", s->parallelism.replicate, "shard", s->parallelism.shard, "units", t.n_units, "groups",
+            "replicate", s->parallelism.replicate, "shard", s->parallelism.shard, "tensor", s->parallelism.tensor, "units", t.n_units, "groups",
             (json_int_t)l.n_groups, "accumulation", (json_int_t)zt_spec_accumulation(s), "persistent_bytes",
             "parameters", (json_int_t)b.parameters, "gradients", (json_int_t)b.gradients, "optimizer",
             (json_int_t)b.optimizer, "gathered_peak_bytes", "forward", (json_int_t)peak.forward, "backward",
@@ -219,15 +222,20 @@ static int load_file(const struct zt_options *o, const struct subject *s, struct
     int rc = zt_run_file_load(&with, &f, err);
     if (rc)
         return rc;
-    workers = workers ? workers : o->shard ? s->shard * s->replicate : f.spec.workers;
-    workers = workers ? workers : s->shard * s->replicate;
-    const int replicate = s->mode == ZT_DDP ? workers : s->replicate;
-    if (workers % replicate)
+    const int tensor = f.spec.parallelism.tensor > 0 ? f.spec.parallelism.tensor : 1;
+    workers = workers ? workers : o->shard ? s->shard * s->replicate * tensor : f.spec.workers;
+    workers = workers ? workers : s->shard * s->replicate * tensor;
+    const int replicate = s->mode == ZT_DDP ? workers / tensor : s->replicate;
+    if (tensor == 1 && workers % replicate)
         rc = zt_fail(err, ZT_EINVAL, "%d replicas do not divide %d workers", replicate, workers);
+    else if (replicate < 1 || workers % (replicate * tensor))
+        rc = zt_fail(err, ZT_EINVAL, "%d replicas of %d tensor-parallel ranks do not divide %d workers", replicate, tensor,
+                     workers);
     snprintf(set[n++], sizeof set[0], "parallelism.mode=%s", zt_mode_name(s->mode));
     snprintf(set[n++], sizeof set[0], "workers=%d", workers);
     snprintf(set[n++], sizeof set[0], "parallelism.data_parallel_replicate_degree=%d", replicate);
-    snprintf(set[n++], sizeof set[0], "parallelism.data_parallel_shard_degree=%d", workers / replicate);
+    snprintf(set[n++], sizeof set[0], "parallelism.data_parallel_shard_degree=%d",
+             rc ? 1 : workers / replicate / tensor);
     if (s->keep)
         snprintf(set[n++], sizeof set[0], "parallelism.reshard_after_forward=false");
     if (s->only)
@@ -280,11 +288,12 @@ static void print_model(const json_t *m, struct zt_error *err) {
     const json_t *b = json_object_get(m, "persistent_bytes"), *p = json_object_get(m, "gathered_peak_bytes");
     char number[32], text[64];
     printf("\nthis model: %s parameters in %lld units, %lld flat groups; recipe %s, gradients reduced as %s;\n"
-           "replicate %lld x shard %lld, micro-steps per step: %lld\n",
+           "replicate %lld x shard %lld x tensor %lld, micro-steps per step: %lld\n",
            zt_format_count(json_integer_value(json_object_get(m, "parameters")), number, sizeof number),
            json_integer_value(json_object_get(m, "units")), json_integer_value(json_object_get(m, "groups")),
            json_string_value(json_object_get(m, "recipe")), json_string_value(json_object_get(m, "reduce_dtype")),
            json_integer_value(json_object_get(m, "replicate")), json_integer_value(json_object_get(m, "shard")),
+           json_integer_value(json_object_get(m, "tensor")),
            json_integer_value(json_object_get(m, "accumulation")));
     for (int i = 0; i < 3; i++) {
         int64_t v = json_integer_value(json_object_get(b, names[i]));
@@ -298,8 +307,10 @@ static void print_model(const json_t *m, struct zt_error *err) {
     putchar('\n');
     fflush(stdout);
     zt_print_table(stdout, json_object_get(m, "collectives"), tally_columns, err);
-    printf("a rank sends %s bytes per step\n",
-           zt_format_count(json_integer_value(json_object_get(m, "sent_bytes_per_step")), number, sizeof number));
+    printf("a rank sends %s bytes per step%s\n",
+           zt_format_count(json_integer_value(json_object_get(m, "sent_bytes_per_step")), number, sizeof number),
+           json_integer_value(json_object_get(m, "tensor")) > 1 ? ", and what its layers send over the tensor group (zctl plan has it)"
+                                                                : "");
 }
 
 static void print_names(const struct zt_name_words *n) {

@@ -92,8 +92,8 @@ static int add_sent(void *arg, const struct zt_traffic_event *e) {
     return 0;
 }
 
-/* Bytes that a rank sends in a step, all micro-steps counted. */
-static int sent_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *err) {
+/* Bytes that a rank sends in a step, without what layers send over their tensor group. */
+static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *err) {
     const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
     bool gathers = s->parallelism.mode == ZT_ZERO3 || s->parallelism.mode == ZT_FSDP;
     struct zt_layout_options o = {.shard_degree = s->parallelism.shard,
@@ -117,6 +117,18 @@ static int sent_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *e
     return rc;
 }
 
+/* Of the whole run, from a plan `p` of `few`, the same with less micro-steps: layers send as much in
+ * each of them. */
+static int sent_bytes(const struct zt_spec *spec, const struct zt_spec *few,
+                      const struct zt_plan *p, int64_t *sent, struct zt_error *err) {
+    int64_t walked;
+    int rc = walked_bytes(few, &walked, err);
+    int64_t layers = (p->sent_bytes - walked) / p->accumulation;
+    if (!rc) rc = walked_bytes(spec, sent, err);
+    *sent += layers * zt_spec_accumulation(spec);
+    return rc;
+}
+
 int advise_plan(struct search *s, const struct zt_spec *spec, enum advise_length length,
                 struct zt_advise_figures *out, struct zt_error *err) {
     struct zt_spec *t = malloc(sizeof *t);
@@ -129,7 +141,7 @@ int advise_plan(struct search *s, const struct zt_spec *spec, enum advise_length
     if (!rc && p->accumulation != zt_spec_accumulation(spec)) {
         out->step_seconds += left_out_seconds(spec, p);
         out->accumulation = zt_spec_accumulation(spec);
-        rc = sent_bytes(spec, &out->sent_bytes, err);
+        rc = sent_bytes(spec, t, p, &out->sent_bytes, err);
     }
     zt_plan_free(p);
     free(t);

@@ -20,7 +20,7 @@ static const struct {
     [ZT_SELECT_ACTIVATIONS] = {"activations are most of the peak",
                                "a smaller local_batch_size, 16-bit activations"},
     [ZT_SELECT_LAYER] = {"one unit is too big at batch 1, though its share of the state fits",
-                         "tensor parallelism (not in this version), wrap: part"},
+                         "tensor parallelism, wrap: part"},
     [ZT_SELECT_OFFLOAD] = {"the state is too big even when all ranks share it",
                            "more workers; offload (not in this version)"},
 };

@@ -164,3 +164,24 @@ struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, in
     if (end <= begin) return (struct zt_flat_part){0, 0, 0};
     return (struct zt_flat_part){begin - e->offset, begin - from, end - begin};
 }
+
+int zt_partial_elements(const struct zt_unit_layout *l, const struct zt_model_table *t,
+                        bool sequence_parallel, bool cut, int64_t *most, struct zt_error *err) {
+    *most = 0;
+    if (t->tensor_degree == 1) return 0;
+    int64_t *own = calloc((size_t)l->shard_degree, sizeof *own);
+    if (!own) return zt_fail(err, ZT_ENOMEM, "partial gradients: no host memory");
+    for (int i = 0; i < l->n_entries; i++) {
+        const struct zt_flat_entry *e = &l->entries[i];
+        const struct zt_flat_group *g = &l->groups[l->group_of[e->tensor]];
+        if (!g->trainable || !zt_tensor_is_partial(&t->tensors[e->tensor], sequence_parallel))
+            continue;
+        const int64_t part = cut ? g->shard : g->elements;
+        for (int64_t s = e->offset / part; s * part < e->offset + e->numel; s++)
+            own[s] += zt_flat_part(e, s * part, (s + 1) * part).count;
+    }
+    for (int s = 0; s < l->shard_degree; s++)
+        if (own[s] > *most) *most = own[s];
+    free(own);
+    return 0;
+}

@@ -55,4 +55,10 @@ struct zt_flat_part {
 };
 struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, int64_t to);
 
+/* Elements with partial gradients (zt_tensor_is_partial) that a rank owns, trainable groups only:
+ * of the shard that owns most of them, or, uncut, all. Every shard sums as many, so that every rank
+ * allocates and sends the same. 0 for a table that is not cut. */
+int zt_partial_elements(const struct zt_unit_layout *l, const struct zt_model_table *t,
+                        bool sequence_parallel, bool cut, int64_t *most, struct zt_error *err);
+
 #endif

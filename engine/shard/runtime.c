@@ -110,7 +110,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
     RT_TRY(rt_state_build(r, err));
     RT_TRY(rt_gather_build(r, err));
     RT_TRY(rt_reduce_build(r, err));
-    rt_tensor_build(r);
+    RT_TRY(rt_tensor_build(r, err));
     if (s->optimizer.state_init == ZT_STATE_EAGER) RT_TRY(rt_state_moments(r, err));
     RT_TRY(create_events(r, err));
     *out = r;

@@ -79,7 +79,7 @@ struct zt_runtime {
     bool bounded;               /* a reduction holds a buffer that goes when it is over */
     struct rt_launch *launched; /* in flight, in launch order */
     int n_launched, batch;
-    /* the tensor group: gradients of own elements that are partial, summed in this window or not */
+    /* the tensor group: elements of the sum of partial gradients, and whether this window has it */
     int64_t partial;
     bool tensor_summed;
     int64_t log_seen, queued, sent_before; /* queued: collectives since the log was read */
@@ -151,7 +151,7 @@ bool rt_piece_next(const struct zt_runtime *r, const struct rt_group *g, int64_t
 /* Whether this rank speaks for a tensor in sums over ranks: tensor rank 0 for what all hold whole.
  */
 bool rt_speaks(const struct zt_runtime *r, int tensor);
-void rt_tensor_build(struct zt_runtime *r);
+int rt_tensor_build(struct zt_runtime *r, struct zt_error *err);
 /* Adds up the gradients that are partial, once per window, after all other reductions. */
 int rt_tensor_sum(struct zt_runtime *r, struct zt_error *err);
 

@@ -36,30 +36,32 @@ bool rt_speaks(const struct zt_runtime *r, int tensor) {
     return r->env.table->tensor_rank == 0 || r->env.table->tensors[tensor].tp_dim >= 0;
 }
 
-static bool is_partial(const struct zt_runtime *r, const struct zt_tensor_def *d) {
-    return d->tp_sum == ZT_TP_SUM_ALWAYS ||
-           (d->tp_sum == ZT_TP_SUM_SEQUENCE && r->env.spec->parallelism.sequence_parallel);
-}
-
 /* The next piece of own elements whose gradient is partial. */
 static bool partial_next(const struct zt_runtime *r, const struct rt_group *g, struct rt_piece *p) {
     while (g->def->trainable && rt_piece_next(r, g, g->own_from, g->own_count, p))
-        if (is_partial(r, &r->env.table->tensors[p->tensor])) return true;
+        if (zt_tensor_is_partial(&r->env.table->tensors[p->tensor],
+                                 r->env.spec->parallelism.sequence_parallel))
+            return true;
     return false;
 }
 
-void rt_tensor_build(struct zt_runtime *r) {
-    if (r->env.mesh.tensor == 1) return;
-    for (int i = 0; i < r->layout.n_groups; i++)
-        for (struct rt_piece p = {0}; partial_next(r, &r->groups[i], &p);) r->partial += p.count;
+int rt_tensor_build(struct zt_runtime *r, struct zt_error *err) {
+    return zt_partial_elements(&r->layout, r->env.table, r->env.spec->parallelism.sequence_parallel,
+                               r->policy->shard_optimizer, &r->partial, err);
+}
+
+static enum zt_dtype own_type(const struct zt_runtime *r) {
+    enum zt_dtype t;
+    rt_own_gradient(r, &r->groups[0], &t);
+    return t;
 }
 
 /* Between the groups' gradients and one buffer. */
 static int move(struct zt_runtime *r, void *packed, bool in, struct zt_error *err) {
     int64_t start = rt_now(r), at = 0;
+    enum zt_dtype t = own_type(r);
     for (int i = 0; i < r->layout.n_groups; i++)
         for (struct rt_piece p = {0}; partial_next(r, &r->groups[i], &p); at += p.count) {
-            enum zt_dtype t;
             void *base = rt_own_gradient(r, &r->groups[i], &t);
             if (!base)
                 return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld",
@@ -69,17 +71,20 @@ static int move(struct zt_runtime *r, void *packed, bool in, struct zt_error *er
                                       (size_t)p.count * zt_dtype_size(t), err);
             if (rc) return rc;
         }
-    return rt_interval(r, ZT_IV_UPDATE, "partial gradients", start, err);
+    /* up to what the shard with most of them has, zeros travel */
+    int rc = in && at < r->partial
+                 ? r->env.ops->fill(r->env.ctx, t, rt_at(packed, at, t), 0.0f, r->partial - at, err)
+                 : 0;
+    return rc ? rc : rt_interval(r, ZT_IV_UPDATE, "partial gradients", start, err);
 }
 
 int rt_tensor_sum(struct zt_runtime *r, struct zt_error *err) {
     struct zt_coll_why why = {"", ZT_WHY_PARTIAL, r->step, false};
     struct zt_stream *compute = zt_device_compute(r->env.device);
-    enum zt_dtype t;
+    const enum zt_dtype t = own_type(r);
     void *packed = NULL;
     int rc = 0;
     if (r->tensor_summed || !r->partial) return 0;
-    rt_own_gradient(r, &r->groups[0], &t);
     RT_TRY(zt_malloc(r->env.alloc, (size_t)r->partial * zt_dtype_size(t), compute,
                      ZT_TAG_COMMUNICATION, "partial gradients", &packed, err));
     RT_TRY(move(r, packed, true, err));

@@ -130,6 +130,18 @@ static int updated(struct walker *w) {
     return rc;
 }
 
+/* Once per window, over the own parts of all groups. */
+static int partial(struct walker *w, const struct zt_model_table *table, struct zt_error *err) {
+    enum zt_dtype t = w->policy->shard_gradients ? w->recipe->own : w->recipe->grad;
+    int64_t elements;
+    int rc = zt_partial_elements(w->layout, table, w->spec->parallelism.sequence_parallel,
+                                 w->policy->shard_optimizer, &elements, err);
+    w->micro = -1;
+    if (rc || !elements) return rc;
+    return tell(w, ZT_TRAFFIC_REDUCE, ZT_TRAFFIC_PARTIAL, ZT_AXIS_TENSOR, table->tensor_degree, -1,
+                elements, t);
+}
+
 static int prepare(struct walker *w, const struct zt_model_table *table, struct zt_error *err) {
     const struct zt_spec *s = w->spec;
     size_t groups = (size_t)w->layout->n_groups + 1;
@@ -165,6 +177,7 @@ int zt_traffic_step(const struct zt_spec *spec, const struct zt_model_table *tab
         w.last = w.micro == n - 1;
         rc = micro_step(&w);
     }
+    if (!rc) rc = partial(&w, table, err);
     if (!rc) rc = updated(&w);
     if (!rc && peak) *peak = w.peak;
     zt_walk_free(&w.walk);

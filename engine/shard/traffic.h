@@ -11,16 +11,17 @@ enum zt_traffic_kind { ZT_TRAFFIC_GATHER = 0, ZT_TRAFFIC_SCATTER, ZT_TRAFFIC_RED
 enum zt_traffic_why {
     ZT_TRAFFIC_FORWARD = 0, /* a unit is about to be used */
     ZT_TRAFFIC_BACKWARD,
-    ZT_TRAFFIC_GRADIENTS,   /* of a micro-step, or of the window */
-    ZT_TRAFFIC_UPDATED,     /* each rank stepped a part */
+    ZT_TRAFFIC_GRADIENTS, /* of a micro-step, or of the window */
+    ZT_TRAFFIC_UPDATED,   /* each rank stepped a part */
+    ZT_TRAFFIC_PARTIAL,   /* gradients of a part of the rows or heads */
     ZT_TRAFFIC_WHYS
 };
 struct zt_traffic_event {
     enum zt_traffic_kind kind;
     enum zt_traffic_why why;
-    enum zt_axis axis;      /* SHARD or REPLICATE */
+    enum zt_axis axis;      /* SHARD, REPLICATE or TENSOR */
     int size;               /* ranks that take part */
-    int group;              /* of the layout */
+    int group;              /* of the layout; -1: of all */
     int64_t micro;          /* 0-based; -1: after the window */
     enum zt_dtype type;
     int64_t elements;       /* of the whole buffer */
@@ -28,8 +29,10 @@ struct zt_traffic_event {
 };
 struct zt_traffic_peak { int64_t forward, backward; }; /* most bytes of gathered copies at one instant */
 
-/* Calls each(arg, event) for every collective of a step of the resolved spec, by micro-step in the order
- * of the walk; a nonzero answer of `each` ends it and is returned. peak may be NULL. */
+/* What the layers of a cut model send over their tensor group is not among them. The table is that
+ * of a tensor rank.
+ * Calls each(arg, event) for every collective of a step of the resolved spec, by micro-step in the
+ * order of the walk; a nonzero answer of `each` ends it and is returned. peak may be NULL. */
 int zt_traffic_step(const struct zt_spec *spec, const struct zt_model_table *table,
                     const struct zt_unit_layout *layout,
                     int (*each)(void *arg, const struct zt_traffic_event *e), void *arg,

@@ -332,6 +332,26 @@ Test(plan, a_sweep_has_a_row_for_each) {
     cr_assert(strstr(text, "72 combinations; at most 64"), "%s", text);
 }
 
+/* Pairs fit on hosts of two; on hosts of one, and of three, some do not. */
+Test(plan, a_tensor_group_over_hosts_is_told) {
+    static const struct { const char *hosts; bool told; } cases[] = {
+        {"--nodes 1 --gpus-per-node 4", false}, {"--nodes 2 --gpus-per-node 2", false},
+        {"--nodes 4 --gpus-per-node 1", true},
+        {"--nodes 2 --gpus-per-node 3 --set workers=6 --set parallelism.data_parallel_shard_degree=3", true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[512];
+        snprintf(line, sizeof line, EXAMPLES "/tensor.yaml --device h200 %s", cases[i].hosts);
+        json_t *j = plan(0, line), *w;
+        bool told = false;
+        size_t k;
+        json_array_foreach((json_t *)(uintptr_t)get(j, "warnings"), k, w)
+            told |= strstr(json_string_value(w), "the tensor group of ranks") != NULL;
+        cr_assert_eq(told, cases[i].told, "%s", cases[i].hosts);
+        cr_assert_eq(whole(j, "mesh.tensor"), 2);
+        json_decref(j);
+    }
+}
+
 Test(plan, a_slow_rank_is_waited_for) {
     json_t *j = plan(0, EXAMPLES "/fsdp.yaml --straggler 3");
     double with = real(j, "chosen.step_seconds_estimate"), without = real(j, "chosen.step_seconds_without_straggler_estimate");

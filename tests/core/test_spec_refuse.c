@@ -378,7 +378,6 @@ Test(refuse, not_in_this_version) {
         {"requirements.exclude=[a]", "\"[a]\" is not in this version (only [])"},
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"training.lora={rank: 8, targets: [\"*\"]}", "not in this version; leave the section out"},
-        {"parallelism.tensor_parallel_degree=2", "\"2\" is not in this version (only 1)"},
         {"checkpoint={interval: 50}", "not in this version; leave the section out"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
         {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},

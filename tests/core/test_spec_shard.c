@@ -130,8 +130,7 @@ Test(shard, reshard_after_forward) {
             "run.yaml:6:50: parallelism.reshard_after_forward: 0 is out of range: must be 1..65536");
     refused(BASE "parallelism: {mode: fsdp, reshard_after_forward: 2, tensor_parallel_degree: 2}\n",
             "run.yaml:6:27: parallelism.reshard_after_forward: 2 with tensor_parallel_degree 2; a number needs "
-            "tensor_parallel_degree 1 (allowed: true, false, default)\n"
-            "run.yaml:6:53: parallelism.tensor_parallel_degree: \"2\" is not in this version (only 1)");
+            "tensor_parallel_degree 1 (allowed: true, false, default)");
     zt_spec_free(&spec);
 }
 
@@ -238,6 +237,21 @@ Test(shard, degrees) {
     refused_set("parallelism.sequence_parallel=true",
                 "--set parallelism.sequence_parallel: true needs a tensor_parallel_degree above 1, as it cuts what that "
                 "leaves whole (the model allows 1 2 4); leave it out");
+}
+
+/* T-MESH: 16 ranks, the tensor degree outside the batch: 2 sequences x 8 data ranks x 4 micro-steps. */
+Test(shard, mesh_of_sixteen) {
+    cr_assert_eq(parse("version: 1\nname: good\nmodel: {preset: gpt2-nano}\ndataset: {path: /d}\n"
+                       "training: {steps: 200, seq_len: 128, local_batch_size: 2, global_batch_size: 64}\n"
+                       "parallelism: {mode: zero3, data_parallel_shard_degree: 4, tensor_parallel_degree: 2, "
+                       "sequence_parallel: true}\n"),
+                 0, "%s", err.msg);
+    cr_assert_eq(zt_spec_resolve(&spec, 16, "run.yaml", &err), 0, "%s", err.msg);
+    struct zt_mesh m = zt_spec_mesh(&spec);
+    cr_assert(m.replicate == 2 && m.shard == 4 && m.tensor == 2);
+    cr_assert_eq(zt_mesh_dp(m), 8);
+    cr_assert_eq(zt_spec_accumulation(&spec), 4);
+    zt_spec_free(&spec);
 }
 
 #define GATHERS(m)                                                                                 \

@@ -51,14 +51,14 @@ struct bench {
 
 static inline int bench_spec(struct bench *b, const struct bench_options *o, struct zt_error *e) {
     char text[2048];
-    snprintf(
-        text, sizeof text,
-        "version: 1\nname: bench\n"
-        "model: {family: gpt2, %s, seq_len_max: %d}\n"
-        "dataset: {path: /nowhere, tokenizer: none}\n"
-        "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
-        o->model ? o->model : "layers: 3, heads: 2, dim: 32, vocab_size: 64", BENCH_T, BENCH_T,
-        o->more ? o->more : "");
+    snprintf(text, sizeof text,
+             "version: 1\nname: bench\n"
+             "model: {%s%s, seq_len_max: %d}\n"
+             "dataset: {path: /nowhere, tokenizer: none}\n"
+             "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
+             o->model && strstr(o->model, "family:") ? "" : "family: gpt2, ",
+             o->model ? o->model : "layers: 3, heads: 2, dim: 32, vocab_size: 64", BENCH_T, BENCH_T,
+             o->more ? o->more : "");
     int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
     if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
     if (rc) return rc;

@@ -20,6 +20,15 @@
 #define LARGE_OF(training, parallelism)                                                            \
     "version: 1\nname: t\nmodel: {preset: gpt2-124m}\ndataset: {path: /x, tokenizer: none}\n"      \
     "training: {steps: 20, seq_len: 64, " training "}\nparallelism: {" parallelism "}\n"
+/* heads that no tensor degree divides: layers stay whole */
+#define ONE_HEAD                                                                                   \
+    "version: 1\nname: t\nmodel: {preset: gpt2-nano, heads: 1, head_dim: 128}\n"                   \
+    "dataset: {path: /x, tokenizer: bytes}\n"                                                      \
+    "training: {steps: 20, seq_len: 64, local_batch_size: 4}\nparallelism: {mode: ddp}\n"
+#define LARGE_HEADS                                                                                \
+    "version: 1\nname: t\nmodel: {preset: gpt2-124m, heads: 3, head_dim: 256}\n"                   \
+    "dataset: {path: /x, tokenizer: none}\n"                                                       \
+    "training: {steps: 20, seq_len: 64, local_batch_size: 8}\nparallelism: {mode: ddp}\n"
 #define MIB ((int64_t)1 << 20)
 
 static struct zt_cost_device table = {.name = "test",
@@ -210,7 +219,7 @@ Test(advise, what_a_change_does_to_the_result) {
 
 /* Where the mode alone is not enough, and the micro-batch alone is not: both. */
 Test(advise, two_changes_where_one_is_not_enough) {
-    static const char yaml[] = LARGE_OF("local_batch_size: 8", "mode: ddp");
+    static const char yaml[] = LARGE_HEADS;
     static const char batch[] = "training.local_batch_size=1 training.global_batch_size=32";
     static const char both[] =
         "parallelism.mode=fsdp training.local_batch_size=1 training.global_batch_size=32";
@@ -276,8 +285,8 @@ Test(advise, checkpointing_comes_first) {
 }
 
 Test(advise, nothing_fits) {
-    struct zt_advice *a = advice(PLAIN, 4, 0, 2 * MIB);
-    struct zt_spec *s = spec_of(PLAIN, 4);
+    struct zt_advice *a = advice(ONE_HEAD, 4, 0, 2 * MIB);
+    struct zt_spec *s = spec_of(ONE_HEAD, 4);
     struct zt_plan_config c = {
         .spec = s, .device = &table, .capacity_bytes = 5 * MIB / 2, .valid_samples = -1};
     struct zt_error e = {0};
@@ -286,7 +295,7 @@ Test(advise, nothing_fits) {
     cr_assert_gt(a->smallest.n_edits, 0);
     cr_assert_lt(a->smallest.figures.peak_reserved_bytes, a->base.peak_reserved_bytes / 2);
     cr_assert_eq(a->smallest.figures.workers, 4);
-    holds(PLAIN, 4, 0, 2 * MIB, &a->smallest, false);
+    holds(ONE_HEAD, 4, 0, 2 * MIB, &a->smallest, false);
     for (int i = 0; i < 3; i++) { /* named while the schema refuses it, and no longer */
         bool named = false;
         for (int k = 0; k < a->n_later; k++)

@@ -170,6 +170,8 @@ Test(plan_exact, examples_weights_and_document_starts) {
             for (int i = 0; i < FACTORS; i++) row[i] = (m + 2 * data + i * i) % cover_levels[i];
             row[F_MODE] = m;
             row[F_SIZE] = (m + data) % 2;
+            /* with half the tokens a step some gradient leaves fp16, and no plan foresees that */
+            if (!strcmp(recipes[row[F_RECIPE]], "fp16")) row[F_TENSOR] = 0;
             fix(row);
             struct px_case c = case_of(row);
             c.data = (enum px_data)data;
