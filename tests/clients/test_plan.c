@@ -399,6 +399,25 @@ Test(plan, a_file_on_standard_output_stands_alone) {
     cr_assert_eq(run("plan " EXAMPLES "/fsdp.yaml --device h200 --capacity-gib 0.004 --trace - 2>/dev/null"), 7, "the code is the plan's");
 }
 
+/* 16 ranks as 2 replicas of 4 shards of 2 tensor ranks on hosts of 4: a global batch of 64 from 2 sequences, 4
+ * micro-steps and 8 data-parallel ranks; tensor ranks are neighbours, shards 2 apart, replicas 8. */
+Test(plan, ranks_and_groups_of_a_mesh) {
+    static const char words[] =
+        "plan " EXAMPLES "/tensor.yaml --device h200 --nodes 4 --gpus-per-node 4 --rank 0,9,14 --set workers=16 "
+        "--set training.local_batch_size=2 --set training.global_batch_size=64 "
+        "--set parallelism.data_parallel_replicate_degree=2 --set parallelism.data_parallel_shard_degree=4 "
+        "--set parallelism.tensor_parallel_degree=2";
+    static const char *const parts[] = {
+        "replicate 2 x shard 4 x tensor 2 = 16 ranks on 4 hosts", "tensor: 2 ranks in a group, on one host",
+        "64 sequences = 2 (micro-batch) x 4 (accumulation) x 8 (data-parallel ranks)",
+        "rank      0 (0,0,0)", "dp_shard with 0 2 4 6\n", "dp_replicate with 0 8\n", "tensor with 0 1\n",
+        "rank      9 (1,0,1)", "dp_shard with 9 11 13 15\n", "dp_replicate with 1 9\n", "tensor with 8 9\n",
+        "rank      14 (1,3,0)", "dp_shard with 8 10 12 14\n", "dp_replicate with 6 14\n", "tensor with 14 15\n"};
+    cr_assert_eq(run(words), 0, "%s", text);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        cr_assert(strstr(text, parts[i]), "%s: %s", parts[i], text);
+}
+
 /* A page for a terminal of 100 columns: exact, estimated and stated figures under their headings. */
 Test(plan, the_page) {
     cr_assert_eq(run("plan " EXAMPLES "/hsdp.yaml --units --device h200 --nodes 2"), 0);

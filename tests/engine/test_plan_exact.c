@@ -6,7 +6,6 @@
  * whole product too. */
 #include <criterion/criterion.h>
 
-#include "core/spec_schema.h"
 #include "tests/engine/pairwise.h"
 #include "tests/engine/plan_exact.h"
 
@@ -55,14 +54,6 @@ static const int cover_levels[FACTORS] = {5, 8, 5, 3, 3, 5, 4, 3, 3, 4, 3, 2, 2,
 static const int whole_levels[FACTORS] = {5, 8, 8, 3, 3, 6, 4, 3, 3, 4, 3, 2, 2,
                                           2, 2, 2, 4, 4, 4, 2, 2, 3, 4, 2, 2, 3};
 
-/* What this version refuses stays at level 0. */
-static bool has(const char *key) {
-    const struct zt_not_yet *no;
-    for (int i = 0; (no = zt_schema_not_yet(i)); i++)
-        if (strcmp(no->path, key) == 0) return false;
-    return true;
-}
-
 static void fix(int *row) {
     bool gathers = px_gathers((enum zt_mode)row[F_MODE]);
     if (!gathers) row[F_RESHARD] = row[F_PREFETCH] = row[F_PERSIST] = 0;
@@ -72,7 +63,7 @@ static void fix(int *row) {
     if (!row[F_RECIPE]) row[F_REDUCE] = 0;
     if (row[F_EVAL] == 3) row[F_ROWS] = 0; /* none */
     const int *mesh = meshes[row[F_MESH]];
-    if (!has("parallelism.tensor_parallel_degree") || mesh[0] * mesh[1] % 2) row[F_TENSOR] = 0;
+    if (mesh[0] * mesh[1] % 2) row[F_TENSOR] = 0;
     if (row[F_TENSOR] && row[F_RESHARD] == 3) row[F_RESHARD] = 0; /* refused */
 }
 static const struct pw_product cover = {FACTORS, cover_levels, 4, fix},
