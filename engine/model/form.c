@@ -3,17 +3,24 @@
  * wrap matters; widths are those of this rank's parts. */
 #include "engine/model/model_int.h"
 
-int zt_tensor_in_half(const struct zt_model_table *t, enum zt_role first, enum zt_role role,
-                      enum zt_piece piece) {
-    int i = zt_model_find(t, 0, role, piece);
-    return i < 0 ? -1 : i - zt_model_find(t, 0, first, ZT_WEIGHT);
+int zt_tensor_in_half(const struct zt_model_table *t, int layer, enum zt_role first,
+                      enum zt_role role, enum zt_piece piece) {
+    int i = zt_model_find(t, layer, role, piece);
+    return i < 0 ? -1 : i - zt_model_find(t, layer, first, ZT_WEIGHT);
 }
 
-struct zt_linear_form zt_linear_of(const struct zt_model_table *t, enum zt_role first,
+struct zt_linear_form zt_linear_of(const struct zt_model_table *t, int layer, enum zt_role first,
                                    enum zt_role role, const char *name, const char *gradient) {
+    const int adapter = zt_model_find(t, layer, role, ZT_LORA_A);
     return (struct zt_linear_form){
-        zt_tensor_in_half(t, first, role, ZT_WEIGHT), zt_tensor_in_half(t, first, role, ZT_BIAS),
-        t->tensors[zt_model_find(t, 0, role, ZT_WEIGHT)].shape[0], name, gradient};
+        .weight = zt_tensor_in_half(t, layer, first, role, ZT_WEIGHT),
+        .bias = zt_tensor_in_half(t, layer, first, role, ZT_BIAS),
+        .lora_a = zt_tensor_in_half(t, layer, first, role, ZT_LORA_A),
+        .lora_b = zt_tensor_in_half(t, layer, first, role, ZT_LORA_B),
+        .width = t->tensors[zt_model_find(t, layer, role, ZT_WEIGHT)].shape[0],
+        .rank = adapter < 0 ? 0 : t->tensors[adapter].shape[0],
+        .name = name,
+        .gradient = gradient};
 }
 
 int64_t zt_inputs_of(const struct zt_model_table *t, enum zt_role role) {
@@ -26,17 +33,17 @@ static int outside(const struct zt_model_table *t, enum zt_role role, enum zt_pi
     return i < 0 ? -1 : i - t->units[t->tensors[i].unit].first_tensor;
 }
 
-/* Tensors of the first layer up to the second norm, and from there on. */
-static void count_tensors(const struct zt_model_table *t, struct zt_form *f) {
-    int begin = zt_model_find(t, 0, ZT_ROLE_NORM1, ZT_WEIGHT);
-    int half = zt_model_find(t, 0, ZT_ROLE_NORM2, ZT_WEIGHT), end = half;
-    while (end < t->n_tensors && t->tensors[end].layer == 0) end++;
-    f->half[0].n_tensors = half - begin;
-    f->half[1].n_tensors = end - half;
+void zt_block_form(const struct zt_model_table *t, int layer, struct zt_half_form half[2]) {
+    const int begin = zt_model_find(t, layer, ZT_ROLE_NORM1, ZT_WEIGHT);
+    const int second = zt_model_find(t, layer, ZT_ROLE_NORM2, ZT_WEIGHT);
+    int end = second;
+    (t->config.family == ZT_LLAMA ? zt_llama_form : zt_gpt2_form)(t, layer, half);
+    while (end < t->n_tensors && t->tensors[end].layer == layer) end++;
+    half[0].n_tensors = second - begin;
+    half[1].n_tensors = end - second;
 }
 
 void zt_form_build(const struct zt_model_table *t, struct zt_form *f) {
-    (t->config.family == ZT_LLAMA ? zt_llama_form : zt_gpt2_form)(t, f);
     const int tokens = zt_model_find(t, -1, ZT_ROLE_EMBEDDING, ZT_WEIGHT);
     const int head = zt_model_find(t, -1, ZT_ROLE_HEAD, ZT_WEIGHT);
     f->embed_unit = t->tensors[tokens].unit;
@@ -44,8 +51,12 @@ void zt_form_build(const struct zt_model_table *t, struct zt_form *f) {
     f->tokens = outside(t, ZT_ROLE_EMBEDDING, ZT_WEIGHT);
     f->positions = outside(t, ZT_ROLE_POSITIONS, ZT_WEIGHT);
     f->head = head < 0 ? f->tokens : outside(t, ZT_ROLE_HEAD, ZT_WEIGHT);
-    f->final.weight = outside(t, ZT_ROLE_FINAL_NORM, ZT_WEIGHT);
-    f->final.bias = outside(t, ZT_ROLE_FINAL_NORM, ZT_BIAS);
+    f->final = (struct zt_norm_form){outside(t, ZT_ROLE_FINAL_NORM, ZT_WEIGHT),
+                                     outside(t, ZT_ROLE_FINAL_NORM, ZT_BIAS),
+                                     "stream",
+                                     "final norm",
+                                     "final norm mean",
+                                     "final norm rstd",
+                                     "final norm gradient"};
     f->vocab_rows = t->tensors[tokens].shape[0];
-    count_tensors(t, f);
 }

@@ -42,7 +42,7 @@ out:
 static int in_forward(struct zt_model *m, const struct zt_batch *b, void *const *p, int h,
                       struct zt_kept kept, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     const void *x = k->norm.out;
     int64_t rows = b->B * b->T;
     int rc = 0;
@@ -55,8 +55,8 @@ static int in_forward(struct zt_model *m, const struct zt_batch *b, void *const 
         const struct zt_linear_form *in = &f->in[i];
         TRY(zt_model_buffer(m, rows, in->width, m->env.compute, zt_tag_of(kept.wide), in->name,
                             k->block, &k->wide[i], err));
-        TRY(zt_linear_forward(m, rows, m->table->config.dim, in->width, x, p[in->weight],
-                              zt_tensor(p, in->bias), k->wide[i], err));
+        TRY(zt_layer_forward(m, in, p, rows, m->table->config.dim, x, zt_tensor(p, in->bias),
+                             k->wide[i], err));
     }
     zt_model_drop(m, &m->whole);
 out:
@@ -67,7 +67,7 @@ out:
 static int to_mixed_forward(struct zt_model *m, const struct zt_batch *b, void *const *p, int h,
                             struct zt_kept kept, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     int rc;
     TRY(zt_norm_stream(m, zt_own_rows(m, b), h, &f->norm, p, kept, &k->norm, err));
     TRY(in_forward(m, b, p, h, kept, err));
@@ -87,7 +87,7 @@ static void *bias_of(const struct zt_model *m, const struct zt_linear_form *f, v
 int zt_half_forward(struct zt_model *m, const struct zt_batch *b, const struct zt_unit_view *v,
                     int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_linear_form *out = &k->form->out;
+    const struct zt_linear_form *out = &k->form.out;
     void *const *p = v->param + k->first;
     struct zt_kept kept = zt_kept(m, h);
     int64_t rows = b->B * b->T;
@@ -95,8 +95,8 @@ int zt_half_forward(struct zt_model *m, const struct zt_batch *b, const struct z
     TRY(to_mixed_forward(m, b, p, h, kept, err));
     TRY(zt_model_buffer(m, rows, out->width, m->env.compute, ZT_TAG_TEMPORARY, out->name, k->block,
                         &m->out, err));
-    TRY(zt_linear_forward(m, rows, k->form->mixed, out->width, k->mixed, p[out->weight],
-                          bias_of(m, out, p), m->out, err));
+    TRY(zt_layer_forward(m, out, p, rows, k->form.mixed, k->mixed, bias_of(m, out, p), m->out,
+                         err));
     zt_model_drop_unless(m, kept.mixed, &k->mixed);
     TRY(zt_tensor_sum(m, b, k->unit, &m->out, ZT_TAG_TEMPORARY, out->name, k->block,
                       ZT_WHY_TENSOR_SUM, err));
@@ -137,8 +137,8 @@ static int norm_again(struct zt_model *m, int64_t rows, void *const *p, int h,
     int rc;
     if (k->recompute != ZT_RECOMPUTE_SELECTIVE || !(k->to_norm || k->trains_in)) return 0;
     const struct zt_kept kept = {.norm = k->trains_in, .statistics = k->to_norm};
-    TRY(zt_norm_buffers(m, &k->form->norm, rows, k->block, kept, &k->norm, err));
-    TRY(zt_norm_forward(m, &k->form->norm, p, rows, &k->norm, m->stream[h], NULL, NULL, err));
+    TRY(zt_norm_buffers(m, &k->form.norm, rows, k->block, kept, &k->norm, err));
+    TRY(zt_norm_forward(m, &k->form.norm, p, rows, &k->norm, m->stream[h], NULL, NULL, err));
     zt_model_drop_unless(m, k->trains_in, &k->norm.out);
     if (k->to_norm) return 0;
     zt_model_drop(m, &k->norm.mean);
@@ -155,7 +155,7 @@ out:
 static int out_gradient(struct zt_model *m, const struct zt_batch *b, int h, const void **own,
                         const void **all, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_linear_form *f = &k->form->out;
+    const struct zt_linear_form *f = &k->form.out;
     int rc = 0;
     *own = m->dstream;
     if (zt_drops(m)) {
@@ -179,7 +179,7 @@ out:
 static int out_backward(struct zt_model *m, const struct zt_batch *b, void *const *p,
                         void *const *dp, int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     const bool swiglu = f->mix == ZT_MIX_SWIGLU;
     const void *own, *all;
     int64_t rows = b->B * b->T;
@@ -188,15 +188,14 @@ static int out_backward(struct zt_model *m, const struct zt_batch *b, void *cons
     if (k->to_mixed) {
         TRY(zt_model_buffer(m, rows, f->mixed, m->env.compute, ZT_TAG_TEMPORARY, f->mixed_gradient,
                             k->block, &m->dmixed, err));
-        TRY(zt_linear_backward(m, rows, f->mixed, f->out.width, NULL, p[f->out.weight], all,
-                               m->dmixed, false, NULL, NULL, err));
+        TRY(zt_layer_backward(m, &f->out, p, NULL, rows, f->mixed, NULL, all, m->dmixed, false,
+                              err));
     }
     if (swiglu && k->to_mixed)
         TRY(zt_mix_backward(m, b, p, dp, h, err));
     else if (k->trains_out && k->mixed == NULL)
         TRY(zt_mix_forward(m, b, p, h, (struct zt_kept){.mixed = true}, err));
-    TRY(zt_linear_backward(m, rows, f->mixed, f->out.width, k->mixed, NULL, all, NULL, false,
-                           dp[f->out.weight], NULL, err));
+    TRY(zt_layer_backward(m, &f->out, p, dp, rows, f->mixed, k->mixed, all, NULL, false, err));
     TRY(zt_bias_backward(m, zt_own_rows(m, b), f->out.width, own, zt_tensor(dp, f->out.bias), err));
     zt_model_drop(m, &m->whole);
     zt_model_drop(m, &m->dout);
@@ -210,7 +209,7 @@ out:
 static int in_backward(struct zt_model *m, const struct zt_batch *b, void *const *p,
                        void *const *dp, int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     int64_t C = m->table->config.dim, rows = b->B * b->T;
     const void *x = k->norm.out;
     int rc = 0;
@@ -224,8 +223,8 @@ static int in_backward(struct zt_model *m, const struct zt_batch *b, void *const
                             k->block, &m->dnorm, err));
     for (int i = 0; i < f->n_in; i++) {
         const struct zt_linear_form *in = &f->in[i];
-        TRY(zt_linear_backward(m, rows, C, in->width, x, p[in->weight], m->dwide[i], m->dnorm,
-                               i > 0, dp[in->weight], zt_tensor(dp, in->bias), err));
+        TRY(zt_layer_backward(m, in, p, dp, rows, C, x, m->dwide[i], m->dnorm, i > 0, err));
+        TRY(zt_bias_backward(m, rows, in->width, m->dwide[i], zt_tensor(dp, in->bias), err));
         zt_model_drop(m, &m->dwide[i]);
     }
     zt_model_drop(m, &m->whole);
@@ -240,7 +239,7 @@ out:
 int zt_half_backward(struct zt_model *m, const struct zt_batch *b, const struct zt_unit_view *v,
                      int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     void *const *p = v->param + k->first, *dp[ZT_HALF_TENSORS];
     int64_t rows = zt_own_rows(m, b);
     int rc = 0;

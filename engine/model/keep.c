@@ -18,16 +18,22 @@ static bool trains(const struct zt_model *m, const struct zt_half *k, int tensor
     return tensor >= 0 && zt_model_trains(m, k->unit, k->first + tensor);
 }
 
+/* The layer's weight or its adapter. */
+static bool trains_weight(const struct zt_model *m, const struct zt_half *k,
+                          const struct zt_linear_form *f) {
+    return trains(m, k, f->weight) || trains(m, k, f->lora_a) || trains(m, k, f->lora_b);
+}
+
 /* below: something before this half trains, so its input's gradient is needed. */
 static void plan_half(const struct zt_model *m, struct zt_half *k, bool below) {
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     bool biases = false;
     k->trains_in = false;
     for (int i = 0; i < f->n_in; i++) {
-        k->trains_in |= trains(m, k, f->in[i].weight);
+        k->trains_in |= trains_weight(m, k, &f->in[i]);
         biases |= trains(m, k, f->in[i].bias);
     }
-    k->trains_out = trains(m, k, f->out.weight);
+    k->trains_out = trains_weight(m, k, &f->out);
     k->to_norm = below || trains(m, k, f->norm.weight) || trains(m, k, f->norm.bias);
     k->to_mixed =
         k->to_norm || k->trains_in || biases || trains(m, k, f->q_norm) || trains(m, k, f->k_norm);
@@ -56,14 +62,16 @@ void zt_plan(struct zt_model *m) {
         if (u == f->embed_unit || u == f->head_unit) continue;
         for (int at = 0; at < m->table->units[u].n_tensors; h++) {
             struct zt_half *k = &m->halves[h];
-            k->form = &f->half[h % 2];
+            struct zt_half_form block[2];
+            zt_block_form(m->table, h / 2, block);
+            k->form = block[h % 2];
             k->block = h / 2;
             k->unit = u;
             k->first = at;
             plan_half(m, k, below);
             plan_recompute(m, h);
             below = k->reached;
-            at += k->form->n_tensors;
+            at += k->form.n_tensors;
         }
     }
     ZT_ASSERT(h == m->n_halves);
@@ -73,12 +81,12 @@ void zt_plan(struct zt_model *m) {
 
 /* All that backward reads of the half. The product of SwiGLU is made again from gate and up. */
 static struct zt_kept kept_whole(const struct zt_half *k) {
-    const bool attention = k->form->mix == ZT_MIX_ATTENTION, swiglu = k->form->mix == ZT_MIX_SWIGLU;
+    const bool attention = k->form.mix == ZT_MIX_ATTENTION, swiglu = k->form.mix == ZT_MIX_SWIGLU;
     return (struct zt_kept){.stream = k->to_norm,
                             .statistics = k->to_norm,
                             .norm = k->trains_in,
                             .wide = k->to_mixed || (swiglu && k->trains_out),
-                            .normed = k->to_mixed && k->form->q_norm >= 0,
+                            .normed = k->to_mixed && k->form.q_norm >= 0,
                             .mixed = (k->trains_out && !swiglu) || (attention && k->to_mixed),
                             .lse = attention && k->to_mixed};
 }
@@ -88,7 +96,7 @@ static struct zt_kept kept_selective(const struct zt_half *k) {
     struct zt_kept kept = kept_whole(k);
     kept.stream |= kept.norm;
     kept.statistics = kept.norm = kept.normed = false;
-    if (k->form->mix != ZT_MIX_GELU) return kept;
+    if (k->form.mix != ZT_MIX_GELU) return kept;
     kept.wide |= kept.mixed;
     kept.mixed = false;
     return kept;

@@ -99,6 +99,68 @@ int zt_linear_backward(struct zt_model *m, int64_t rows, int64_t in, int64_t out
     return rc == 0 ? zt_bias_backward(m, rows, out, dy, db, err) : rc;
 }
 
+/* ---- adapters ---- */
+
+/* *u = scale x A^T, or scale dy B: what goes through the narrow middle. */
+static int narrow(struct zt_model *m, enum zt_gemm_op op, const struct zt_linear_form *f,
+                  int64_t rows, int64_t wide, const void *x, const void *w, void **u,
+                  struct zt_error *err) {
+    int rc;
+    TRY(zt_model_buffer(m, rows, f->rank, m->env.compute, ZT_TAG_TEMPORARY, "adapter", -1, u, err));
+    TRY(gemm(m, op, rows, f->rank, wide, x, w, NULL, *u, false, err));
+    TRY(m->env.ops->scale(m->env.ctx, m->env.compute, *u, (float)m->env.lora_scale, rows * f->rank,
+                          err));
+out:
+    return rc;
+}
+
+int zt_layer_forward(struct zt_model *m, const struct zt_linear_form *f, void *const *p,
+                     int64_t rows, int64_t in, const void *x, const void *bias, void *y,
+                     struct zt_error *err) {
+    void *u = NULL;
+    int rc;
+    TRY(zt_linear_forward(m, rows, in, f->width, x, p[f->weight], bias, y, err));
+    if (f->lora_a < 0) return 0;
+    TRY(narrow(m, ZT_GEMM_FWD, f, rows, in, x, p[f->lora_a], &u, err));
+    TRY(gemm(m, ZT_GEMM_FWD, rows, f->width, f->rank, u, p[f->lora_b], NULL, y, true, err));
+out:
+    zt_free(m->env.alloc, u);
+    return rc;
+}
+
+/* dB += dy^T u */
+static int adapter_out_gradient(struct zt_model *m, const struct zt_linear_form *f, void *const *p,
+                                void *db, int64_t rows, int64_t in, const void *x, const void *dy,
+                                struct zt_error *err) {
+    void *u = NULL;
+    int rc;
+    TRY(narrow(m, ZT_GEMM_FWD, f, rows, in, x, p[f->lora_a], &u, err));
+    TRY(gemm(m, ZT_GEMM_DW, f->width, f->rank, rows, dy, u, NULL, db, true, err));
+out:
+    zt_free(m->env.alloc, u);
+    return rc;
+}
+
+int zt_layer_backward(struct zt_model *m, const struct zt_linear_form *f, void *const *p,
+                      void *const *dp, int64_t rows, int64_t in, const void *x, const void *dy,
+                      void *dx, bool accumulate, struct zt_error *err) {
+    void *dw = dp != NULL ? dp[f->weight] : NULL, *du = NULL;
+    int rc;
+    TRY(zt_linear_backward(m, rows, in, f->width, x, p[f->weight], dy, dx, accumulate, dw, NULL,
+                           err));
+    if (f->lora_a < 0) return 0;
+    void *da = dp != NULL ? dp[f->lora_a] : NULL, *db = dp != NULL ? dp[f->lora_b] : NULL;
+    if (dx != NULL || da != NULL)
+        TRY(narrow(m, ZT_GEMM_DX, f, rows, f->width, dy, p[f->lora_b], &du, err));
+    if (dx != NULL)
+        TRY(gemm(m, ZT_GEMM_DX, rows, in, f->rank, du, p[f->lora_a], NULL, dx, true, err));
+    if (da != NULL) TRY(gemm(m, ZT_GEMM_DW, f->rank, in, rows, du, x, NULL, da, true, err));
+    if (db != NULL) TRY(adapter_out_gradient(m, f, p, db, rows, in, x, dy, err));
+out:
+    zt_free(m->env.alloc, du);
+    return rc;
+}
+
 /* ---- norm ---- */
 
 int zt_norm_buffers(struct zt_model *m, const struct zt_norm_form *f, int64_t rows, int block,

@@ -12,7 +12,7 @@ static int64_t heads_of(const struct zt_model *m, int input) {
 
 static struct zt_attention attention_of(const struct zt_model *m, const struct zt_batch *b, int h) {
     const struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     const bool fused = f->n_in == 1;
     const int64_t H = heads_of(m, 0);
     return (struct zt_attention){
@@ -57,7 +57,7 @@ static int head_norm(struct zt_model *m, const struct zt_batch *b, void *const *
                                                                                  "k rstd"};
     const struct zt_model_config *c = &m->table->config;
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     int64_t rows = b->B * b->T, heads = heads_of(m, i);
     int rc;
     TRY(zt_model_buffer(m, rows, f->in[i].width, m->env.compute, tag, name[i], k->block,
@@ -76,7 +76,7 @@ static int head_norm_backward(struct zt_model *m, const struct zt_batch *b, void
     const struct zt_ops *ops = m->env.ops;
     struct zt_half *k = &m->halves[h];
     const int64_t rows = b->B * b->T * heads_of(m, i), D = m->table->config.head_dim;
-    const int weight = i == 0 ? k->form->q_norm : k->form->k_norm;
+    const int weight = i == 0 ? k->form.q_norm : k->form.k_norm;
     void *workspace = NULL;
     int rc = zt_model_workspace(m, ops->rmsnorm_backward_workspace(rows, D), "norm workspace",
                                 &workspace, err);
@@ -97,9 +97,9 @@ static int prepare(struct zt_model *m, const struct zt_batch *b, void *const *p,
     struct zt_half *k = &m->halves[h];
     int rc = 0;
     for (int i = 0; i < 2; i++)
-        if (norms_heads(k->form))
+        if (norms_heads(&k->form))
             TRY(head_norm(m, b, p, h, i, tag, err));
-        else if (k->form->rope)
+        else if (k->form.rope)
             TRY(rotate(m, b, k->wide[i], i, false, err));
 out:
     return rc;
@@ -107,7 +107,7 @@ out:
 
 static void attention_inputs(const struct zt_model *m, const struct zt_half *k, void *in[3]) {
     for (int i = 0; i < 3; i++)
-        in[i] = i < 2 && k->normed[i] != NULL ? k->normed[i] : part(m, k->form, k->wide, i);
+        in[i] = i < 2 && k->normed[i] != NULL ? k->normed[i] : part(m, &k->form, k->wide, i);
 }
 
 /* ---- attention ---- */
@@ -142,7 +142,7 @@ static int attention_core_backward(struct zt_model *m, const struct zt_batch *b,
     const struct zt_ops *ops = m->env.ops;
     const struct zt_attention a = attention_of(m, b, h);
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     void *workspace = NULL, *in[3];
     int rc;
     for (int i = 0; i < f->n_in; i++)
@@ -165,7 +165,7 @@ out:
 static int attention_backward(struct zt_model *m, const struct zt_batch *b, void *const *p,
                               void *const *dp, int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     int rc;
     if (norms_heads(f) && k->normed[0] == NULL) TRY(prepare(m, b, p, h, ZT_TAG_ACTIVATIONS, err));
     TRY(attention_core_backward(m, b, h, err));
@@ -187,7 +187,7 @@ static int swiglu_backward(struct zt_model *m, const struct zt_batch *b, int h,
     int rc;
     TRY(m->env.ops->swiglu_backward(m->env.ctx, m->env.compute, k->wide[0], k->wide[1],
                                     k->trains_out ? m->dmixed : NULL, k->wide[0], k->wide[1],
-                                    m->dmixed, b->B * b->T * k->form->mixed, err));
+                                    m->dmixed, b->B * b->T * k->form.mixed, err));
     for (int i = 0; i < 2; i++) {
         m->dwide[i] = k->wide[i];
         k->wide[i] = NULL;
@@ -204,7 +204,7 @@ int zt_mix_forward(struct zt_model *m, const struct zt_batch *b, void *const *p,
                    struct zt_kept kept, struct zt_error *err) {
     const struct zt_ops *ops = m->env.ops;
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     enum zt_dtype t = m->env.compute;
     int64_t rows = b->B * b->T;
     int rc;
@@ -224,7 +224,7 @@ out:
 int zt_mix_backward(struct zt_model *m, const struct zt_batch *b, void *const *p, void *const *dp,
                     int h, struct zt_error *err) {
     struct zt_half *k = &m->halves[h];
-    const struct zt_half_form *f = k->form;
+    const struct zt_half_form *f = &k->form;
     int rc;
     if (f->mix == ZT_MIX_ATTENTION)
         TRY(attention_backward(m, b, p, dp, h, err));

@@ -21,7 +21,7 @@ static int make_rope(struct zt_model *m, struct zt_error *err) {
     struct zt_stream *compute = zt_device_compute(m->env.device);
     const int64_t T = m->env.positions > 0 ? m->env.positions : c->seq_len_max;
     const size_t bytes = (size_t)(T * c->head_dim) * sizeof(float);
-    if (!m->form.half[0].rope) return 0;
+    if (!m->halves[0].form.rope) return 0;
     int rc = zt_model_buffer(m, T, c->head_dim, ZT_F32, ZT_TAG_ACTIVATIONS, "rotary angles", -1,
                              &m->rope, err);
     if (rc != 0 || !zt_device_has_memory(m->env.device)) return rc;
@@ -56,12 +56,12 @@ int zt_model_create(const struct zt_model_table *table, const struct zt_model_en
     zt_form_build(table, &m->form);
     int rc = zt_model_walk_build(table, &m->walk, err);
     if (rc == 0) rc = allocate(m, err);
+    if (rc == 0) zt_plan(m);
     if (rc == 0) rc = make_rope(m, err);
     if (rc != 0) {
         destroy(m);
         return rc;
     }
-    zt_plan(m);
     *out = m;
     return 0;
 }

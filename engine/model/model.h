@@ -66,6 +66,7 @@ struct zt_model_env {
     int64_t chunk_tokens;
     int64_t positions;     /* the longest sequence there will be; 0: seq_len_max */
     uint64_t dropout_seed;
+    double lora_scale;     /* of adapters: alpha / rank */
     const struct zt_tensor_group *tensor; /* NULL: none; must outlive the model */
 };
 /* One micro-batch; tokens, targets and what belongs to them are device pointers [B*T]. targets -1 =

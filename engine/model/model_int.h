@@ -40,13 +40,14 @@
 /* ---- forms: which tensor is what ---- */
 
 #define ZT_HALF_INPUTS 3 /* at most: q, k and v */
-#define ZT_HALF_TENSORS 12
+#define ZT_HALF_TENSORS 24
 
 /* Tensors by index inside the half, or inside the unit for what is around the halves; -1: none.
  * Names are those of buffers in reports. */
 struct zt_linear_form {
     int weight, bias;
-    int64_t width; /* of the result */
+    int lora_a, lora_b;  /* adapter: y += scale (x A^T) B^T (Hu et al. 2021); both or none */
+    int64_t width, rank; /* of the result, of the adapter */
     const char *name, *gradient;
 };
 struct zt_norm_form {
@@ -69,22 +70,22 @@ struct zt_half_form {
 };
 
 struct zt_form {
-    struct zt_half_form half[2]; /* attention, MLP */
-    int embed_unit, head_unit;   /* the same with a tied head */
-    int tokens, positions;       /* embeddings, in embed_unit */
-    struct zt_norm_form final;   /* in head_unit */
-    int head;                    /* weight, in head_unit */
-    int64_t vocab_rows;          /* of embedding and head on this rank, with padding */
+    int embed_unit, head_unit; /* the same with a tied head */
+    int tokens, positions;     /* embeddings, in embed_unit */
+    struct zt_norm_form final; /* in head_unit */
+    int head;                  /* weight, in head_unit */
+    int64_t vocab_rows;        /* of embedding and head on this rank, with padding */
 };
 void zt_form_build(const struct zt_model_table *t, struct zt_form *f);
-/* The halves and the final norm's names. */
-void zt_gpt2_form(const struct zt_model_table *t, struct zt_form *f);
-void zt_llama_form(const struct zt_model_table *t, struct zt_form *f);
-/* For these: of a tensor or layer in the half that begins with the norm `first`; -1 where there is
- * none such. */
-int zt_tensor_in_half(const struct zt_model_table *t, enum zt_role first, enum zt_role role,
-                      enum zt_piece piece);
-struct zt_linear_form zt_linear_of(const struct zt_model_table *t, enum zt_role first,
+/* A block's halves, attention and MLP. */
+void zt_block_form(const struct zt_model_table *t, int layer, struct zt_half_form half[2]);
+void zt_gpt2_form(const struct zt_model_table *t, int layer, struct zt_half_form half[2]);
+void zt_llama_form(const struct zt_model_table *t, int layer, struct zt_half_form half[2]);
+/* For these: of a tensor or linear layer in a block's half that begins with the norm `first`; -1
+ * where there is none such. */
+int zt_tensor_in_half(const struct zt_model_table *t, int layer, enum zt_role first,
+                      enum zt_role role, enum zt_piece piece);
+struct zt_linear_form zt_linear_of(const struct zt_model_table *t, int layer, enum zt_role first,
                                    enum zt_role role, const char *name, const char *gradient);
 int64_t zt_inputs_of(const struct zt_model_table *t,
                      enum zt_role role); /* width of a layer's input */
@@ -97,7 +98,7 @@ struct zt_norm_state {
 };
 
 struct zt_half {
-    const struct zt_half_form *form;
+    struct zt_half_form form;
     int block, unit, first; /* its unit, the index of its first tensor there */
     /* What backward computes: the gradients of mixed, of normed (it has more to do further down or
      * in the norm itself), anything at all. */
@@ -269,6 +270,15 @@ bool zt_model_trains(const struct zt_model *m, int unit, int tensor); /* false f
 /* The gradient to add to, NULL for a frozen tensor and for none. */
 void *zt_model_gradient(const struct zt_model *m, int unit, const struct zt_unit_view *v,
                         int tensor);
+
+/* A layer of a half with its adapter. forward: bias NULL leaves it out. backward: what is not
+ * wanted (dx NULL; dp NULL: no weights) needs no operands; the bias's gradient is apart. */
+int zt_layer_forward(struct zt_model *m, const struct zt_linear_form *f, void *const *p,
+                     int64_t rows, int64_t in, const void *x, const void *bias, void *y,
+                     struct zt_error *err);
+int zt_layer_backward(struct zt_model *m, const struct zt_linear_form *f, void *const *p,
+                      void *const *dp, int64_t rows, int64_t in, const void *x, const void *dy,
+                      void *dx, bool accumulate, struct zt_error *err);
 
 /* y[rows,out] = x[rows,in] w[out,in]^T + b */
 int zt_linear_forward(struct zt_model *m, int64_t rows, int64_t in, int64_t out, const void *x,

@@ -100,7 +100,8 @@ static inline void open_golden(struct bench *b, const char *file, const char *pr
     rig_open(&b->r, &o);
     for (int i = 0; i < b->r.table.n_tensors; i++) {
         const char *name = b->r.table.tensors[i].name;
-        struct golden_array w = array(b, "w:", short_name(name));
+        const bool adapter = b->r.table.tensors[i].piece >= ZT_LORA_A;
+        struct golden_array w = array(b, adapter ? "lora:w:" : "w:", short_name(name));
         cr_assert_eq(w.numel, b->r.table.tensors[i].numel, "%s", name);
         memcpy(b->r.master[i], w.data, rig_bytes(&b->r, i, ZT_F32));
     }

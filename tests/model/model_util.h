@@ -34,6 +34,9 @@ struct rig_options {
     int64_t step, first_sample, sample_stride;
     enum zt_recompute recompute;
     int64_t recompute_every, chunk_tokens;
+    const char *lora[4]; /* targets of adapters; none = no adapters */
+    int64_t lora_rank;
+    double lora_scale;
 };
 
 struct rig_call {
@@ -215,6 +218,9 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
     r->o = *o;
     r->o.config.dropout = o->dropout;
     ok(zt_model_table_build(&r->o.config, o->wrap, o->blocks, &r->table, &e), &e);
+    while (n < 4 && o->lora[n]) n++;
+    if (n > 0) ok(zt_model_table_add_lora(&r->table, o->lora_rank, o->lora, n, &e), &e);
+    n = 0;
     cr_assert_leq(r->table.n_tensors, RIG_TENSORS);
     while (n < 4 && o->trainable[n]) n++;
     if (n > 0) ok(zt_model_set_trainable(&r->table, o->trainable, n, &e), &e);
@@ -245,6 +251,7 @@ static inline void rig_open(struct rig *r, const struct rig_options *o) {
                                .recompute = o->recompute,
                                .recompute_every = o->recompute_every,
                                .chunk_tokens = o->chunk_tokens,
+                               .lora_scale = o->lora_scale,
                                .dropout_seed = o->seed};
     ok(zt_model_create(&r->table, &env, &r->model, &e), &e);
     rig_draw(r);

@@ -404,3 +404,52 @@ Test(llama, merged_adapters_of_pytorch) {
     for (int i = 0; i < 6; i++) check_adapter(&b, &x[i], s);
     close_bench(&b);
 }
+
+/* ---- adapters ---- */
+
+static void open_adapters(struct bench *b, const struct rig_options *more) {
+    struct rig_options how = *more;
+    struct golden g;
+    const char *const targets[] = {"*.q_proj", "*.v_proj", "*.down_proj"};
+    cr_assert_eq(golden_open(ZT_SOURCE_ROOT "/tests/golden/llama.bin", &g), 0);
+    struct golden_array real = golden_need(&g, "llama:lora:", "real");
+    memcpy(how.lora, targets, sizeof targets);
+    how.threads = 2;
+    how.lora_rank = (int64_t)golden_f64(&real, 0);
+    how.lora_scale = golden_f64(&real, 1) / golden_f64(&real, 0);
+    golden_close(&g);
+    open_llama(b, "llama:", &how);
+}
+
+/* Their gradients are PyTorch's, the base has none; whatever is recomputed, the bits are the same.
+ */
+Test(llama, adapters_of_pytorch) {
+    struct bench plain_bench;
+    open_adapters(&plain_bench, &plain);
+    struct golden_array logits = array(&plain_bench, "lora:", "logits");
+    check_logits(&plain_bench, &logits, 1e-5);
+    for (int mode = ZT_RECOMPUTE_NONE; mode <= ZT_RECOMPUTE_FULL; mode++) {
+        struct bench b;
+        int adapters = 0;
+        open_adapters(&b, &(struct rig_options){.recompute = (enum zt_recompute)mode});
+        b.r.full_gradients = true;
+        expect_loss(&b, "lora:", rig_step(&b.r, true));
+        rig_step(&plain_bench.r, true);
+        expect_same_gradients(&plain_bench.r, &b.r, "recomputed");
+        rig_zero_gradients(&plain_bench.r);
+        for (int i = 0; i < b.r.table.n_tensors; i++) {
+            const struct zt_tensor_def *d = &b.r.table.tensors[i];
+            for (int64_t k = 0; d->frozen && k < d->numel; k++)
+                cr_assert_eq(rig_at(b.r.grad[i], ZT_F32, k), 0, "%s", d->name);
+            if (d->frozen) continue;
+            struct golden_array want = array(&b, "lora:g:", short_name(d->name));
+            double diff, norm;
+            gradient_distance(&b, i, &want, 1, &diff, &norm);
+            cr_expect_leq(diff / norm, 1e-5, "%s: %g", d->name, diff / norm);
+            adapters++;
+        }
+        cr_expect_eq(adapters, 2 * 3 * 2);
+        close_bench(&b);
+    }
+    close_bench(&plain_bench);
+}
