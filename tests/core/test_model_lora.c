@@ -53,7 +53,7 @@ Test(lora, numbers) {
     const char *const targets[] = {"*.q_proj", "*.down_proj"};
     struct zt_model_table plain = build("llama-nano", false), t = build("llama-nano", false);
     struct zt_error err = {0};
-    int base = 0, adapters = plain.n_tensors;
+    uint32_t base = 0, adapters = (uint32_t)plain.n_tensors;
     cr_assert_eq(zt_model_table_add_lora(&t, 4, targets, 2, &err), 0, "%s", err.msg);
     for (int i = 0; i < t.n_tensors; i++) {
         const bool adapter = strstr(t.tensors[i].name, ".lora_") != NULL;
@@ -61,7 +61,7 @@ Test(lora, numbers) {
             cr_expect_str_eq(t.tensors[i].name, plain.tensors[base].name);
         cr_expect_eq(t.tensors[i].number, adapter ? adapters++ : base++, "%s", t.tensors[i].name);
     }
-    cr_expect(base == plain.n_tensors && adapters == plain.n_tensors + 4 * 4);
+    cr_expect(base == (uint32_t)plain.n_tensors && adapters == base + 4 * 4);
     zt_model_table_free(&plain);
     zt_model_table_free(&t);
 }
