@@ -23,6 +23,7 @@ struct zt_unit_view { void *const *param; void *const *grad; };
  *   forward_begin(0) final norm + head forward_end(0);
  *   backward_begin(0) head + final norm, backward_begin(U) blocks backward_end(U), ..., (1),
  *   embedding, backward_end(0).
+ * Untied, the embeddings' unit comes first and the head's last, each once forward and once backward.
  * Backward ends at the lowest unit that trains. With frozen embeddings backward_end(0) follows the
  * final norm. zt_model_walk (core/model.h) gives the order of the begins for every table: a source may
  * rely on it to fetch ahead. begin fills *view and returns when the pointers are ready; backward_begin

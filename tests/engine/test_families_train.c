@@ -128,6 +128,29 @@ Test(families, the_head_in_pieces_agrees) {
     }
 }
 
+/* On two tensor ranks: recomputing changes no bit, dropout drops what one rank drops, and the loss
+ * in pieces is the loss. */
+Test(families, on_tensor_ranks_as_well) {
+    static const char *const models[] = {LLAMA, GPT2};
+    for (int k = 0; k < 4; k++) {
+        const char *model = models[k / 2];
+        char tensor[96], again[160], pieces[160];
+        snprintf(tensor, sizeof tensor,
+                 "mode: ddp, tensor_parallel_degree: 2, sequence_parallel: %s",
+                 k % 2 ? "true" : "false");
+        snprintf(again, sizeof again, "%s}\nactivation_checkpoint: {mode: full", tensor);
+        snprintf(pieces, sizeof pieces, "%s}\nloss: {chunk_tokens: 12", tensor);
+        const struct train_job *one = drop(1, model, "0.1", 4, "mode: ddp"),
+                               *two = drop(2, model, "0.1", 4, tensor);
+        const double loss = one->rank[0].report[1].loss;
+        cr_expect_float_eq(two->rank[0].report[1].loss, loss, 1e-5 * loss, "%s: %.9g, not %.9g",
+                           tensor, two->rank[0].report[1].loss, loss);
+        same_run(drop(2, model, "0.1", 4, again), two, again);
+        cr_expect_float_eq(drop(2, model, "0.1", 4, pieces)->rank[0].report[1].loss,
+                           two->rank[0].report[1].loss, 1e-6 * loss, "%s", pieces);
+    }
+}
+
 Test(families, every_recipe_trains_a_llama) {
     static const char *const recipes[] = {"autocast",         "mixed16",   "mixed16_g32",
                                           "mixed16_nomaster", "pure_bf16", "fp16"};
