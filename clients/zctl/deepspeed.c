@@ -239,6 +239,7 @@ static const char *const item_path[I_COUNT] = {
     [I_SCALER] = "precision.scaler",
     [I_MODE] = "parallelism.mode",
     [I_SHARD] = "parallelism.data_parallel_shard_degree",
+    [I_TENSOR] = "parallelism.tensor_parallel_degree",
     [I_RESHARD] = "parallelism.reshard_after_forward",
     [I_PREFETCH] = "parallelism.prefetch",
     [I_BUCKET] = "parallelism.bucket_mib",
@@ -326,7 +327,7 @@ static int read_json(struct ds *d, const char *text, size_t bytes, struct zt_err
 
 int zt_ds_convert(const char *text, size_t bytes, const char *file, int workers, struct zt_ds_result *r,
                   struct zt_error *err) {
-    struct ds d = {.file = file, .workers = workers, .out = r};
+    struct ds d = {.file = file, .workers = workers, .tensor = 1, .out = r};
     memset(r, 0, sizeof *r);
     int rc = read_json(&d, text, bytes, err);
     if (rc == 0) {

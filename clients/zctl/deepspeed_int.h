@@ -19,7 +19,7 @@ struct leaf {
 enum item {
     I_WORKERS, I_PRESET, I_DATA, I_DROP_LAST, I_STEPS, I_SEQ_LEN, I_LOCAL, I_GLOBAL, I_LR, I_BETA1, I_BETA2,
     I_EPS, I_DECAY, I_DECAY_1D, I_MAX_NORM, I_WARMUP, I_SHAPE, I_MIN_LR, I_RECIPE, I_REDUCE, I_SCALER, I_MODE,
-    I_SHARD, I_RESHARD, I_PREFETCH, I_BUCKET, I_OVERLAP, I_PERSISTENCE, I_LOG_FREQ, I_COUNT
+    I_SHARD, I_TENSOR, I_RESHARD, I_PREFETCH, I_BUCKET, I_OVERLAP, I_PERSISTENCE, I_LOG_FREQ, I_COUNT
 };
 struct value { char text[48], comment[200]; };
 
@@ -27,6 +27,7 @@ struct ds {
     const char *file;
     int workers, shard; /* shard: MiCS's group; 0 = all */
     int stage;
+    int tensor;         /* tensor-parallel degree, 1 = none */
     json_t *root;
     struct leaf *leaf;
     int n, size;

@@ -19,6 +19,7 @@ struct rule {
 #define NO ZT_DS_REFUSED
 #define ZERO "zero_optimization."
 #define MODULES "a matter of PyTorch's modules"
+#define CUTS "how a tensor is cut follows from its place in the model"
 #define NO_SAVES "there are no checkpoints in this version"
 
 static const struct rule rules[] = {
@@ -38,6 +39,15 @@ static const struct rule rules[] = {
     {"disable_allgather", "false", WARN, "updated parameters are sent by all-gather"},
     {"seq_parallel_comm_data_type", "", SAME, "activations travel in the compute type"},
     {"sequence_parallel_size", "1", NO, "heads and sequence do not change places (Ulysses); parallelism.sequence_parallel is Megatron's"},
+    {"tensor_parallel.dtype", "", SAME, "the recipe says it: precision.recipe"},
+    {"tensor_parallel.tp_overlap_comm", "false", WARN, "a layer waits for the sums of its tensor group"},
+    {"tensor_parallel.tp.tp_grain_size", "", SAME, "parts are equal: the degree divides heads and ffn_dim"},
+    {"tensor_parallel.preset_model", "", SAME, CUTS},
+    {"tensor_parallel.partition_config", "null", WARN, CUTS},
+    {"tensor_parallel.partition_config.", NULL, WARN, CUTS},
+    {"tensor_parallel.injection_policy_tuple", "null", WARN, CUTS},
+    {"tensor_parallel.keep_module_on_host", "false", WARN, "each rank draws its own part of the weights"},
+    {"tensor_parallel.replace_with_kernel_inject", "false", WARN, "a matter of that program's kernels"},
     {"graph_harvesting", "false", WARN, "there are no captured graphs"},
     {"managed_gradient_accumulation", "", SAME, "accumulation is managed here"},
     {"use_data_before_expert_parallelism", "false", NO, "there are no experts"},
@@ -56,8 +66,7 @@ static const struct rule rules[] = {
     {"bf16.check_grad_overflow", "", SAME, "numbers that are not finite are always looked for: precision.nonfinite"},
     {"checkpoint.", "", SAME, NO_SAVES},
     {"activation_checkpointing.", "false", WARN,
-     "says how, not whether: the model's code recomputes there; here activation_checkpoint.mode will (not in this "
-     "version)"},
+     "says how, not whether: the model's code recomputes there; here activation_checkpoint.mode does"},
 
     {ZERO "contiguous_gradients", "true", WARN, "a unit's gradients always lie in one buffer"},
     {ZERO "reduce_scatter", "true", WARN, "gradients that are cut are always reduce-scattered"},
@@ -122,7 +131,6 @@ static const struct rule sections[] = {
     {"weight_quantization", NULL, NO, "models are not quantised"},
     {"sparse_attention", NULL, NO, "attention is dense and causal"},
     {"hybrid_engine", NULL, NO, "there is no inference"},
-    {"tensor_parallel", NULL, NO, "layers are not rewritten; parallelism.tensor_parallel_degree cuts them"},
     {"expert_parallel", NULL, NO, "there are no experts"},
     {"pipeline", NULL, NO, "there is no pipeline parallelism"},
 };
@@ -140,7 +148,7 @@ static const char *const others[] = {
     "fp16.consecutive_hysteresis", "fp16.fp16_master_weights_and_grads", "bf16.enabled",
     "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states", "torch_autocast.enabled",
     "torch_autocast.dtype", "torch_autocast.lower_precision_safe_modules", "data_types.grad_accum_dtype",
-    ZERO "stage", ZERO "overlap_comm", ZERO "reduce_bucket_size", ZERO "allgather_bucket_size",
+    "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", ZERO "stage", ZERO "overlap_comm", ZERO "reduce_bucket_size", ZERO "allgather_bucket_size",
     ZERO "stage3_prefetch_bucket_size", ZERO "stage3_param_persistence_threshold", ZERO "zero_hpz_partition_size",
     ZERO "mics_shard_size", ZERO "offload_param", ZERO "offload_optimizer", ZERO "cpu_offload",
     ZERO "cpu_offload_param",

@@ -89,6 +89,29 @@ static void say_default(struct ds *d, const char *key, enum item i, const char *
     ds_say_absent(d, key, ZT_DS_ABSENT, "%s: %s, the default there%s", ds_item_path(i), value, why);
 }
 
+/* ---------------------------------------------------------------------------------- tensor parallelism */
+
+/* Ranks of a tensor group see the same data: the batch is counted over the others. */
+static int data_parallel(const struct ds *d) { return d->workers / d->tensor; }
+
+static void tensor(struct ds *d) {
+    struct leaf *l = given(d, "tensor_parallel.autotp_size"), *lone = given(d, "tensor_parallel.tp.tp_size");
+    int64_t v;
+    if (l && whole(d, l, 0, &v)) {
+        if (v <= 1)
+            ds_say(d, l, ZT_DS_SAME, "no tensor parallelism");
+        else if (v > ZT_PLAN_RANKS_MAX || (d->workers && d->workers % v))
+            ds_say(d, l, ZT_DS_REFUSED, "groups of %lld do not divide %d workers", LL(v), d->workers);
+        else {
+            d->tensor = (int)v;
+            ds_set(d, I_TENSOR, "autotp_size", "%lld", LL(v));
+            ds_say(d, l, ZT_DS_MAPPED, "%s: %lld", ds_item_path(I_TENSOR), LL(v));
+        }
+    }
+    if (lone)
+        ds_say(d, lone, ZT_DS_SAME, "autotp_size decides in training");
+}
+
 /* ---------------------------------------------------------------------------------- batch */
 
 struct batch { int64_t total, micro, steps; struct leaf *total_at, *micro_at, *steps_at; bool open; };
@@ -111,7 +134,7 @@ static int64_t batch_value(struct ds *d, const char *path, struct leaf **at, str
 
 /* Ranks that the three numbers imply, or those that are given; 0: neither. */
 static int64_t batch_ranks(struct ds *d, struct batch *b) {
-    int64_t ranks = d->workers;
+    int64_t ranks = data_parallel(d);
     if (b->total && b->micro && b->steps && !ranks && b->total % (b->micro * b->steps) == 0)
         ranks = b->total / (b->micro * b->steps);
     return ranks;
@@ -692,8 +715,9 @@ static void mics(struct ds *d) {
         return;
     if (v < 1 || d->stage != 3)
         ds_say(d, l, ZT_DS_SAME, v < 1 ? "no groups" : "read by stage 3 only");
-    else if (d->workers && d->workers % v)
-        ds_say(d, l, ZT_DS_REFUSED, "groups of %lld do not divide %d workers", LL(v), d->workers);
+    else if (data_parallel(d) % v)
+        ds_say(d, l, ZT_DS_REFUSED, "groups of %lld do not divide %d %s", LL(v), data_parallel(d),
+               d->tensor > 1 ? "data-parallel ranks" : "workers");
     else {
         ds_set(d, I_SHARD, "mics_shard_size; the rest are replicas", "%lld", LL(v));
         ds_say(d, l, ZT_DS_MAPPED, "%s: %lld, the rest are replicas", ds_item_path(I_SHARD), LL(v));
@@ -775,6 +799,7 @@ static void small_things(struct ds *d) {
 
 void ds_train(struct ds *d) {
     stage(d);
+    tensor(d);
     batch(d);
     optimizer(d);
     clipping(d);

@@ -292,6 +292,33 @@ Test(convert, number_formats) {
     expect_row("communication_data_type", ZT_DS_REFUSED, "fp32 or as bf16");
 }
 
+/* Four groups of two ranks see four micro-batches: 2 x 3 x 4 = 24 sequences, not 48. */
+Test(convert, tensor_parallelism) {
+    with("\"tensor_parallel\": {\"autotp_size\": 2, \"tp_overlap_comm\": true, \"preset_model\": \"llama\",\n"
+         "\"tp\": {\"tp_size\": 2}, \"partition_config\": {\"layer_specs\": [1]}}, \"gradient_accumulation_steps\": 3", 8);
+    expect_row("tensor_parallel.autotp_size", ZT_DS_MAPPED, "parallelism.tensor_parallel_degree: 2");
+    expect_row("tensor_parallel.tp_overlap_comm", ZT_DS_WARNED, "waits");
+    expect_row("tensor_parallel.preset_model", ZT_DS_SAME, "");
+    expect_row("tensor_parallel.tp.tp_size", ZT_DS_SAME, "autotp_size");
+    expect_row("tensor_parallel.partition_config.layer_specs", ZT_DS_WARNED, "place in the model");
+    expect_line("  tensor_parallel_degree: 2");
+    expect_line("global_batch_size: 24");
+    expect_line("workers: 8");
+    with("\"tensor_parallel\": {\"autotp_size\": 2}, \"train_batch_size\": 16", 8);
+    expect_line("global_batch_size: 16");
+    with("\"tensor_parallel\": {\"autotp_size\": 2}, \"train_batch_size\": 8, \"gradient_accumulation_steps\": 2", 8);
+    expect_row("train_batch_size", ZT_DS_REFUSED, "2 x 2 x 4");
+    with("\"tensor_parallel\": {\"autotp_size\": 3}", 8);
+    expect_row("tensor_parallel.autotp_size", ZT_DS_REFUSED, "groups of 3 do not divide 8 workers");
+    with("\"tensor_parallel\": {\"autotp_size\": 1}", 8);
+    expect_row("tensor_parallel.autotp_size", ZT_DS_SAME, "");
+    expect_no("tensor_parallel_degree");
+    with("\"tensor_parallel\": {\"autotp_size\": 2}, \"zero_optimization\": {\"stage\": 3, \"mics_shard_size\": 8}", 8);
+    expect_row("zero_optimization.mics_shard_size", ZT_DS_REFUSED, "groups of 8 do not divide 4 data-parallel ranks");
+    with("\"sequence_parallel_size\": 2", 8);
+    expect_row("sequence_parallel_size", ZT_DS_REFUSED, "Ulysses");
+}
+
 /* Every key has exactly one row; nothing is dropped. */
 Test(convert, every_key_has_its_row) {
     static const char *const keys[] = {"a", "steps_per_print", "wandb.enabled", "wandb.project", "elasticity.enabled",
