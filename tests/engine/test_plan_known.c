@@ -232,6 +232,7 @@ static void same_peak(const char *window, int rank, const struct zt_window_peak 
     cr_assert_arr_eq(want->at_peak, at_peak, sizeof want->at_peak);
 }
 
+#ifndef ZT_ASAN
 /* What the plan states for a machine that multiplies 16-bit numbers as they are, which it cannot
  * know: then there are no fp32 copies. */
 static int64_t stated(const struct zt_plan *p, enum zt_dtype compute) {
@@ -242,6 +243,7 @@ static int64_t stated(const struct zt_plan *p, enum zt_dtype compute) {
     zt_ops_cpu_destroy(x);
     return p->host.total - (emulated ? 0 : p->host.products);
 }
+#endif
 
 /* Runs it on `world` processes and holds init, the first and the steady steps of every rank against
  * the plan: equal. What is outside the allocator is stated: of the right size. */

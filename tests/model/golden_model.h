@@ -23,7 +23,7 @@ static inline const char *short_name(const char *name) {
 
 static inline struct golden_array golden_need(const struct golden *g, const char *prefix,
                                               const char *name) {
-    char full[160];
+    char full[256];
     struct golden_array a;
     snprintf(full, sizeof full, "%s%s", prefix, name);
     cr_assert_eq(golden_find(g, full, &a), 0, "no %s in the golden", full);
