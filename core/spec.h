@@ -144,6 +144,12 @@ int zt_spec_resolve(struct zt_spec *spec, int workers, const char *file, struct 
 /* The same for more ranks than a run may have: for plans, most up to ZT_PLAN_RANKS_MAX. */
 int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const char *file, struct zt_error *err);
 
+/* The run's tensors, uncut: by its model and wrap, with adapters or with what is frozen, and what decays.
+ * zt_model_table_free releases it. */
+int zt_spec_table(const struct zt_spec *s, struct zt_model_table *t, struct zt_error *err);
+/* What an adapter's output is scaled by: alpha / rank; 0 without adapters. */
+double zt_spec_lora_scale(const struct zt_spec *s);
+
 struct zt_mesh zt_spec_mesh(const struct zt_spec *s);              /* after resolve */
 int64_t zt_spec_accumulation(const struct zt_spec *s);             /* micro-steps per full window */
 struct zt_schedule zt_spec_schedule(const struct zt_spec *s, int64_t total_steps);

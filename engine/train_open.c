@@ -186,15 +186,9 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     int rc = 0;
     t->stage = ZT_STAGE_OPEN;
-    TRY(zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t->table,
-                             err));
+    TRY(zt_spec_table(s, &t->table, err));
     TRY(zt_model_table_cut(&t->table, t->mesh.tensor,
                            zt_mesh_coords(t->mesh, t->config->rank).tensor, err));
-    const char *patterns[ZT_SPEC_MAX_LIST];
-    for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
-    TRY(zt_model_set_trainable(&t->table, patterns, s->training.trainable.n, err));
-    for (int i = 0; i < t->table.n_tensors && s->optimizer.decay_1d; i++)
-        t->table.tensors[i].decay = true;
     t->group = (struct zt_tensor_group){.degree = t->table.tensor_degree,
                                         .rank = t->table.tensor_rank,
                                         .sequence = s->parallelism.sequence_parallel,
@@ -211,6 +205,7 @@ static int build_model(struct zt_trainer *t, struct zt_error *err) {
                                .recompute_every = s->activation_checkpoint.every,
                                .chunk_tokens = s->loss.chunk_tokens,
                                .positions = s->training.seq_len,
+                               .lora_scale = zt_spec_lora_scale(s),
                                .dropout_seed = (uint64_t)s->training.seed,
                                .tensor = &t->group};
     TRY(zt_model_create(&t->table, &env, &t->model, err));

@@ -175,7 +175,6 @@ static struct zt_state_bytes state_of(const struct zt_unit_layout *l, const stru
 /* The table of the spec's model, its layout, and what a step of it sends. */
 static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error *err) {
     const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
-    const char *patterns[ZT_SPEC_MAX_LIST];
     struct zt_model_table t = {0};
     struct zt_unit_layout l = {0};
     struct zt_traffic_peak peak = {0, 0};
@@ -185,10 +184,7 @@ static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error 
         .shard_degree = s->parallelism.shard, .dtype = r->param,
         .bucket_bytes = s->parallelism.bucket_mib * 1048576.0, .reduce_dtype = s->precision.reduce_dtype,
         .persistence_threshold = gathers(s->parallelism.mode) ? s->parallelism.persistence_threshold : 0};
-    int rc = zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t, err);
-    for (int i = 0; i < s->training.trainable.n; i++)
-        patterns[i] = s->training.trainable.item[i];
-    rc = rc ? rc : zt_model_set_trainable(&t, patterns, s->training.trainable.n, err);
+    int rc = zt_spec_table(s, &t, err);
     rc = rc ? rc : zt_model_table_cut(&t, s->parallelism.tensor, 0, err);
     rc = rc ? rc : zt_unit_layout_build(&t, &lo, &l, err);
     rc = rc ? rc : zt_traffic_step(s, &t, &l, count_one, &tally, &peak, err);

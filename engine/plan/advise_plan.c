@@ -104,11 +104,8 @@ static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error 
                                       gathers ? s->parallelism.persistence_threshold : 0};
     struct zt_model_table t = {0};
     struct zt_unit_layout l = {0};
-    const char *patterns[ZT_SPEC_MAX_LIST];
     *sent = 0;
-    for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
-    int rc = zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t, err);
-    if (!rc) rc = zt_model_set_trainable(&t, patterns, s->training.trainable.n, err);
+    int rc = zt_spec_table(s, &t, err);
     if (!rc) rc = zt_model_table_cut(&t, s->parallelism.tensor, 0, err);
     if (!rc) rc = zt_unit_layout_build(&t, &o, &l, err);
     if (!rc) rc = zt_traffic_step(s, &t, &l, add_sent, sent, NULL, err);

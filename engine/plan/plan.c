@@ -399,11 +399,8 @@ out:
 static int take_model(const struct zt_plan_config *c, struct zt_plan *p, struct zt_error *err) {
     const struct zt_spec *s = c->spec;
     struct zt_model_table t = {0};
-    const char *patterns[ZT_SPEC_MAX_LIST];
     int rc = 0;
-    TRY(zt_model_table_build(&s->model, s->parallelism.wrap, s->parallelism.wrap_n, &t, err));
-    for (int i = 0; i < s->training.trainable.n; i++) patterns[i] = s->training.trainable.item[i];
-    TRY(zt_model_set_trainable(&t, patterns, s->training.trainable.n, err));
+    TRY(zt_spec_table(s, &t, err));
     take_numbers(c, &t, p);
     TRY(zt_model_table_cut(&t, s->parallelism.tensor, 0, err)); /* the ranks' parts are alike */
     TRY(take_units(s, &t, p, err));
