@@ -27,15 +27,15 @@ static const char *program(char *path, size_t n, const char *name) {
     return path;
 }
 const char *zcoord_path(void) {
-    static char path[512];
+    static _Thread_local char path[512]; /* tests start programs from several threads */
     return program(path, sizeof path, "coordinator/zcoord");
 }
 const char *zworker_path(void) {
-    static char path[512];
+    static _Thread_local char path[512];
     return program(path, sizeof path, "worker/zworker");
 }
 const char *zctl_path(void) {
-    static char path[512];
+    static _Thread_local char path[512];
     return program(path, sizeof path, "clients/zctl/zctl");
 }
 
