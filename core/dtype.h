@@ -17,6 +17,7 @@ const char *zt_dtype_name(enum zt_dtype t);   /* "fp32", "bf16", ... */
 struct zt_recipe {
     const char *name;
     enum zt_dtype param;    /* stored parameter */
+    enum zt_dtype frozen;   /* the same of a frozen one */
     enum zt_dtype gathered; /* what is sent by a parameter gather and held while a unit is whole */
     enum zt_dtype compute;  /* operand and activation type of the kernels */
     enum zt_dtype grad;     /* what backward writes */
@@ -39,6 +40,7 @@ enum zt_dtype_row {
     ZT_ROW_MASTER,
     ZT_ROW_M,
     ZT_ROW_V,
+    ZT_ROW_FROZEN,        /* stored parameters that do not train */
     ZT_ROW_COUNT
 };
 const char *zt_dtype_row_name(enum zt_dtype_row row); /* "parameter", "gathered", ... */
@@ -46,6 +48,9 @@ const char *zt_dtype_row_name(enum zt_dtype_row row); /* "parameter", "gathered"
 /* NULL when there is no such recipe. */
 const struct zt_recipe *zt_recipe_find(const char *name);
 const struct zt_recipe *zt_recipe_row(int i); /* NULL past the end */
+/* What a parameter is stored in, and what of it a gather sends. */
+enum zt_dtype zt_recipe_stored(const struct zt_recipe *r, int trainable);
+enum zt_dtype zt_recipe_gathered(const struct zt_recipe *r, int trainable);
 /* Bytes per parameter that the optimizer keeps (master + m + v). */
 size_t zt_recipe_optimizer_bytes(const struct zt_recipe *r);
 

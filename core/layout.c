@@ -58,7 +58,7 @@ static void add_group(struct zt_state_bytes *s, const struct zt_group_size *g, e
                       int S, const struct zt_recipe *r, size_t grain) {
     const bool cut_p = (mode == ZT_ZERO3 || mode == ZT_FSDP), cut_g = cut_p || mode == ZT_ZERO2;
     const int64_t n = g->elements, part = zt_ceil_div(n, S), own = mode == ZT_DDP ? n : part;
-    s->parameters += buffer(cut_p && !g->persistent ? part : n, r->param, grain);
+    s->parameters += buffer(cut_p && !g->persistent ? part : n, zt_recipe_stored(r, g->trainable), grain);
     if (!g->trainable)
         return;
     s->gradients += cut_g ? buffer(part, r->own, grain) : buffer(n, r->grad, grain);

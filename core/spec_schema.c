@@ -224,7 +224,7 @@ static const struct zt_key keys[] = {
 
     SECTION("precision", "Number formats."),
     CHOICE("precision.recipe", precision.recipe,
-           NAMES({"fp32", 0}, {"fsdp_mixed", 0}, {"autocast", 0}, {"mixed16", 0},
+           NAMES({"fp32", 0}, {"fsdp_mixed", 0}, {"autocast", 0}, {"frozen16", 0}, {"mixed16", 0},
                  {"mixed16_g32", 0}, {"mixed16_nomaster", 0}, {"pure_bf16", 0}, {"fp16", 0}),
            "fp32", "What is stored in which format."),
     ENUM("precision.reduce_dtype", precision.reduce_dtype,
@@ -372,7 +372,6 @@ static const struct zt_not_yet not_yet[] = {
     {"requirements.exclude", "[]"},
     {"model.init_from", "fresh"},
     {"dataset.sources", "[]"},
-    {"training.lora", NULL},
     {"checkpoint", NULL},
     {"memory.expandable_segments", "false"},
     {"comm.trace_buf_size", "4096"},

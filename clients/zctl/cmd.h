@@ -121,6 +121,11 @@ void zt_print_memory_lines(FILE *out, const Zt__RunDetail *d);
 struct zt_plan;
 int zt_print_curve(const struct zt_options *o, json_t *head, const struct zt_plan *p, struct zt_error *err);
 
+/* ---- explain_mode.c ---- */
+/* The recipe of that name after --recipe; ZT_EINVAL says which there are. */
+struct zt_recipe;
+int zt_recipe_asked(const char *name, const struct zt_recipe **r, struct zt_error *err);
+
 /* ---- follow.c ---- */
 struct zt_follow;
 /* Prints new log lines and events of a run to `out` until the next call. */

@@ -107,20 +107,7 @@ static int degree(const struct zt_options *o, enum zt_estimate_option id, int ab
 }
 
 static int read_recipe(const struct zt_options *o, struct zt_estimate *e, struct zt_error *err) {
-    const char *names[32];
-    char list[400] = "";
-    int n = 0;
-    e->recipe = zt_recipe_find(o->recipe ? o->recipe : "mixed16");
-    if (e->recipe)
-        return 0;
-    for (const struct zt_recipe *r; n < 32 && (r = zt_recipe_row(n)) != NULL; n++) {
-        names[n] = r->name;
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", n ? ", " : "", r->name);
-    }
-    const char *near = zt_nearest(o->recipe, names, n);
-    return near ? zt_fail(err, ZT_EINVAL, "--recipe \"%.60s\": no such recipe (did you mean %s?)", o->recipe, near)
-                : zt_fail(err, ZT_EINVAL, "--recipe \"%.60s\": no such recipe; there are %s", o->recipe, list);
+    return zt_recipe_asked(o->recipe ? o->recipe : "mixed16", &e->recipe, err);
 }
 
 /* The number of parameters, from whichever of the two was given. */

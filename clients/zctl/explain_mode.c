@@ -13,10 +13,6 @@
 #define SHARD_DEFAULT 8
 #define ELEMENTS 8192 /* a shard of these is whole allocation grains in every type: no rounding in the figures */
 
-static const char *const recipes[] = {"fp32", "fsdp_mixed", "autocast", "mixed16", "mixed16_g32",
-                                      "mixed16_nomaster", "pure_bf16", "fp16"};
-#define N_RECIPES ((int)(sizeof recipes / sizeof recipes[0]))
-
 /* What is asked about. */
 struct subject {
     const struct zt_mode_words *words;
@@ -49,8 +45,8 @@ static json_t *bytes_row(const struct subject *s, const struct zt_recipe *r) {
 
 static json_t *bytes_rows(const struct subject *s) {
     json_t *rows = json_array();
-    for (int i = 0; i < N_RECIPES; i++) {
-        const struct zt_recipe *r = zt_recipe_find(recipes[i]);
+    const struct zt_recipe *r;
+    for (int i = 0; (r = zt_recipe_row(i)) != NULL; i++) {
         if (r && (!s->only || s->only == r) && possible(s->mode, r))
             json_array_append_new(rows, bytes_row(s, r));
     }
@@ -91,8 +87,8 @@ static void sent_row(json_t *rows, const struct subject *s, const struct zt_reci
 
 static json_t *sent_rows(const struct subject *s) {
     json_t *rows = json_array();
-    for (int i = 0; i < N_RECIPES; i++) {
-        const struct zt_recipe *r = zt_recipe_find(recipes[i]);
+    const struct zt_recipe *r;
+    for (int i = 0; (r = zt_recipe_row(i)) != NULL; i++) {
         if (!r || (s->only && s->only != r) || !possible(s->mode, r))
             continue;
         sent_row(rows, s, r, ZT_F32);
@@ -182,6 +178,7 @@ static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error 
     int64_t sent = 0;
     const struct zt_layout_options lo = {
         .shard_degree = s->parallelism.shard, .dtype = r->param,
+        .frozen = r->frozen,
         .bucket_bytes = s->parallelism.bucket_mib * 1048576.0, .reduce_dtype = s->precision.reduce_dtype,
         .persistence_threshold = gathers(s->parallelism.mode) ? s->parallelism.persistence_threshold : 0};
     int rc = zt_spec_table(s, &t, err);
@@ -473,14 +470,25 @@ static int explain_modes(const struct zt_options *o, const struct zt_recipe *r) 
     return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
 }
 
-static int find_recipe(const struct zt_options *o, const struct zt_recipe **r, struct zt_error *err) {
-    *r = o->recipe ? zt_recipe_find(o->recipe) : NULL;
-    if (!o->recipe || *r)
+int zt_recipe_asked(const char *name, const struct zt_recipe **r, struct zt_error *err) {
+    const char *names[32];
+    char list[400] = "";
+    int n = 0;
+    if ((*r = zt_recipe_find(name)))
         return 0;
-    const char *near = zt_nearest(o->recipe, recipes, N_RECIPES);
-    return zt_fail(err, ZT_EINVAL, "--recipe %.40s: no such recipe%s%s%s; there are fp32, fsdp_mixed, autocast, "
-                   "mixed16, mixed16_g32, mixed16_nomaster, pure_bf16, fp16", o->recipe,
-                   near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+    for (const struct zt_recipe *k; n < 32 && (k = zt_recipe_row(n)) != NULL; n++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", n ? ", " : "", k->name);
+        names[n] = k->name;
+    }
+    const char *near = zt_nearest(name, names, n);
+    return near ? zt_fail(err, ZT_EINVAL, "--recipe \"%.60s\": no such recipe (did you mean %s?)", name, near)
+                : zt_fail(err, ZT_EINVAL, "--recipe \"%.60s\": no such recipe; there are %s", name, list);
+}
+
+static int find_recipe(const struct zt_options *o, const struct zt_recipe **r, struct zt_error *err) {
+    *r = NULL;
+    return o->recipe ? zt_recipe_asked(o->recipe, r, err) : 0;
 }
 
 int zt_explain_mode(const struct zt_options *o) {

@@ -98,6 +98,7 @@ static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error 
     bool gathers = s->parallelism.mode == ZT_ZERO3 || s->parallelism.mode == ZT_FSDP;
     struct zt_layout_options o = {.shard_degree = s->parallelism.shard,
                                   .dtype = r->param,
+                                  .frozen = r->frozen,
                                   .bucket_bytes = s->parallelism.bucket_mib * (double)ZT_MIB,
                                   .reduce_dtype = s->precision.reduce_dtype,
                                   .persistence_threshold =

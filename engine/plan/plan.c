@@ -311,19 +311,26 @@ out:
 
 /* ---- what the run is ---- */
 
-/* Parameters that are multiplied: what is only looked up is not; a tied embedding is the head too. */
-static int64_t flops_base(const struct zt_model_table *t) {
-    int64_t n = t->parameters;
-    for (int i = 0; i < t->n_tensors; i++) {
+/* FLOPs of a token in products with parameters: 2 forward, 2 for the gradient of the input where
+ * backward comes, 2 for their own. What is only looked up is not multiplied; a tied embedding is the
+ * head too. */
+static int parameter_flops(const struct zt_model_table *t, double *flops, struct zt_error *err) {
+    struct zt_model_walk w = {0};
+    int rc = zt_model_walk_build(t, &w, err);
+    *flops = 0;
+    for (int i = 0; rc == 0 && i < t->n_tensors; i++) {
         const struct zt_tensor_def *d = &t->tensors[i];
-        if (d->role == ZT_ROLE_POSITIONS || (d->role == ZT_ROLE_EMBEDDING && !t->config.tied_head))
-            n -= d->whole[0] * d->whole[1];
+        bool reached = false;
+        for (int k = 0; k < w.n_backward && !reached; k++) reached = w.backward[k] == d->unit;
+        if (d->role != ZT_ROLE_POSITIONS && (d->role != ZT_ROLE_EMBEDDING || t->config.tied_head))
+            *flops += (2.0 + 2 * reached + 2 * !d->frozen) * (double)(d->whole[0] * d->whole[1]);
     }
-    return n;
+    zt_model_walk_free(&w);
+    return rc;
 }
 
-static void take_numbers(const struct zt_plan_config *c, const struct zt_model_table *t,
-                         struct zt_plan *p) {
+static int take_numbers(const struct zt_plan_config *c, const struct zt_model_table *t,
+                        struct zt_plan *p, struct zt_error *err) {
     const struct zt_spec *s = c->spec;
     const struct zt_model_config *m = &t->config;
     p->parameters = t->parameters;
@@ -335,9 +342,10 @@ static void take_numbers(const struct zt_plan_config *c, const struct zt_model_t
     p->total_steps = total_of(c);
     if (p->total_steps <= INT64_MAX / (p->tokens_per_step ? p->tokens_per_step : 1))
         p->total_tokens = p->total_steps * p->tokens_per_step;
-    p->flops_per_token = 6.0 * (double)flops_base(t) + 12.0 * (double)m->layers * (double)m->heads *
-                                                           (double)m->head_dim *
-                                                           (double)s->training.seq_len;
+    int rc = parameter_flops(t, &p->flops_per_token, err);
+    p->flops_per_token += 12.0 * (double)m->layers * (double)m->heads * (double)m->head_dim *
+                          (double)s->training.seq_len;
+    return rc;
 }
 
 static void take_unit(const struct zt_spec *s, const struct zt_model_table *t,
@@ -360,7 +368,7 @@ static void take_unit(const struct zt_spec *s, const struct zt_model_table *t,
         u->groups++;
         u->padded += g->elements;
         if (policy->gather != ZT_GATHER_BEFORE_USE || g->persistent ||
-            (s->parallelism.shard == 1 && recipe->gathered == g->dtype))
+            (s->parallelism.shard == 1 && zt_recipe_gathered(recipe, g->trainable) == g->dtype))
             continue;
         enum zt_walk_fate fate = zt_walk_after(walk, l->unit_groups[k], at, walk->n);
         u->gathered = true;
@@ -377,6 +385,7 @@ static int take_units(const struct zt_spec *s, const struct zt_model_table *t, s
     struct zt_layout_options o = {
         .shard_degree = s->parallelism.shard,
         .dtype = recipe->param,
+        .frozen = recipe->frozen,
         .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
         .reduce_dtype = s->precision.reduce_dtype,
         .persistence_threshold =
@@ -401,7 +410,7 @@ static int take_model(const struct zt_plan_config *c, struct zt_plan *p, struct 
     struct zt_model_table t = {0};
     int rc = 0;
     TRY(zt_spec_table(s, &t, err));
-    take_numbers(c, &t, p);
+    TRY(take_numbers(c, &t, p, err));
     TRY(zt_model_table_cut(&t, s->parallelism.tensor, 0, err)); /* the ranks' parts are alike */
     TRY(take_units(s, &t, p, err));
 out:

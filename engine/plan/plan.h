@@ -115,7 +115,7 @@ struct zt_plan {
 
     /* one steady step (estimated; sent bytes exact) */
     double step_seconds, forward_seconds, backward_seconds, optimizer_seconds, tokens_per_second;
-    double flops_per_token;              /* 6 (N - N_embed) + 12 L H Q T (docs/planner.md); MFU's numerator */
+    double flops_per_token;              /* 6 (N - N_embed) + 12 L H Q T, less what frozen tensors save (docs/planner.md); MFU's numerator */
     struct zt_exposed exposed;
     int64_t sent_bytes;
     /* with details: the same by group and kind, of all micro-steps; counts and bytes exact */

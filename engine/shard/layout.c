@@ -40,7 +40,7 @@ static void open_group(struct builder *b, int unit, bool trainable, bool persist
     const char *name = b->table->units[unit].name;
     b->open = b->l->n_groups++;
     b->open_last_unit = -1;
-    *g = (struct zt_flat_group){.dtype = b->o->dtype,
+    *g = (struct zt_flat_group){.dtype = trainable ? b->o->dtype : b->o->frozen,
                                 .trainable = trainable,
                                 .persistent = persistent,
                                 .first_entry = b->l->n_entries};

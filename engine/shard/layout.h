@@ -38,7 +38,7 @@ struct zt_unit_layout {
 };
 struct zt_layout_options {
     int shard_degree;
-    enum zt_dtype dtype; /* of the stored parameters */
+    enum zt_dtype dtype, frozen; /* of the stored parameters, of those that do not train */
     double bucket_bytes; /* in the reduce dtype; 0 = one group per unit */
     enum zt_dtype reduce_dtype;
     int64_t persistence_threshold; /* tensors up to this many elements are persistent; 0 = none */

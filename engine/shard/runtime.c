@@ -102,6 +102,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
     struct zt_layout_options o = {
         .shard_degree = r->shard,
         .dtype = r->recipe->param,
+        .frozen = r->recipe->frozen,
         .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
         .reduce_dtype = s->precision.reduce_dtype,
         .persistence_threshold =

@@ -41,10 +41,11 @@ static void build_segments(struct zt_runtime *r) {
 }
 
 static void build_group(struct zt_runtime *r, struct rt_group *g) {
-    bool same = r->recipe->gathered == g->def->dtype;
+    enum zt_dtype sent = zt_recipe_gathered(r->recipe, g->def->trainable);
+    bool same = sent == g->def->dtype;
     g->gathered =
         r->policy->gather == ZT_GATHER_BEFORE_USE && !g->def->persistent && (r->shard > 1 || !same);
-    g->held = g->gathered ? r->recipe->gathered : g->def->dtype;
+    g->held = g->gathered ? sent : g->def->dtype;
     g->full = g->gathered ? NULL : g->store;
     g->backward_units = zt_walk_backward_units(&r->walk, (int)(g - r->groups));
 }
@@ -130,7 +131,7 @@ static int make_whole(struct zt_runtime *r, struct rt_group *g, int place, struc
     int rc = 0;
     RT_TRY(rt_buffer(r, g, g->def->elements, g->held, ZT_TAG_PARAMETERS, "gathered", &g->full, NULL,
                      err));
-    rt_stored(r, ZT_ROW_GATHERED, g->held);
+    if (g->def->trainable) rt_stored(r, ZT_ROW_GATHERED, g->held);
     if (!g->slice && g->held != g->def->dtype) {
         void *part = rt_at(g->full, g->store_from, g->held);
         int64_t start = rt_now(r);

@@ -85,7 +85,7 @@ static int group_parameters(struct zt_runtime *r, struct rt_group *g, struct zt_
     int rc = 0;
     RT_TRY(rt_buffer(r, g, g->store_count, t, ZT_TAG_PARAMETERS, "parameters", &g->store,
                      &r->requested_p, err));
-    rt_stored(r, ZT_ROW_PARAMETER, t);
+    rt_stored(r, g->def->trainable ? ZT_ROW_PARAMETER : ZT_ROW_FROZEN, t);
     RT_TRY(draw(r, g, g->store, t, g->store_from, g->store_count, err));
     if (!r->recipe->has_master || !g->def->trainable) return 0;
     RT_TRY(rt_buffer(r, g, g->own_count, ZT_F32, ZT_TAG_OPTIMIZER, "master", &g->master,
@@ -219,6 +219,7 @@ void zt_runtime_dtypes(const struct zt_runtime *r, struct zt_dtypes_report *d) {
         [ZT_ROW_MASTER] = c->has_master ? (int)ZT_F32 : -1,
         [ZT_ROW_M] = (int)c->moment,
         [ZT_ROW_V] = (int)c->moment,
+        [ZT_ROW_FROZEN] = (int)c->frozen,
     };
     for (int i = 0; i < ZT_ROW_COUNT; i++) {
         d->row[i].configured = configured[i];

@@ -23,14 +23,18 @@ struct walker {
     void *arg;
 };
 
+static enum zt_dtype sent_type(const struct walker *w, int group) {
+    return zt_recipe_gathered(w->recipe, w->layout->groups[group].trainable);
+}
+
 static bool gathered(const struct walker *w, int group) {
     return w->policy->gather == ZT_GATHER_BEFORE_USE && !w->layout->groups[group].persistent &&
-           (w->shard > 1 || w->recipe->gathered != w->layout->groups[group].dtype);
+           (w->shard > 1 || sent_type(w, group) != w->layout->groups[group].dtype);
 }
 
 static int64_t copy_bytes(const struct walker *w, int group, int parts) {
     return w->layout->groups[group].elements / parts *
-           (int64_t)zt_dtype_size(w->recipe->gathered);
+           (int64_t)zt_dtype_size(sent_type(w, group));
 }
 
 static int tell(struct walker *w, enum zt_traffic_kind kind, enum zt_traffic_why why,
@@ -58,7 +62,7 @@ static int ask(struct walker *w, int place) {
         w->sliced[g] = false;
         rc = tell(w, ZT_TRAFFIC_GATHER,
                   place < w->walk.n_forward ? ZT_TRAFFIC_FORWARD : ZT_TRAFFIC_BACKWARD,
-                  ZT_AXIS_SHARD, size, g, l->groups[g].elements, w->recipe->gathered);
+                  ZT_AXIS_SHARD, size, g, l->groups[g].elements, sent_type(w, g));
     }
     return rc;
 }

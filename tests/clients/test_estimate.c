@@ -112,7 +112,7 @@ Test(estimate, llama_over_more_ranks) {
 /* 1e9 whole: 16, 16, 18, 12, 8 GB; parameters, gradients, optimizer. fp32's m and v: 8 GB. */
 Test(estimate, recipes) {
     static const struct { const char *recipe; double p, g, o; } row[] = {
-        {"fp32", 4, 4, 8}, {"autocast", 4, 4, 8}, {"mixed16", 2, 2, 12}, {"fp16", 2, 2, 12},
+        {"fp32", 4, 4, 8}, {"autocast", 4, 4, 8}, {"frozen16", 4, 4, 8}, {"mixed16", 2, 2, 12}, {"fp16", 2, 2, 12},
         {"mixed16_g32", 2, 4, 12}, {"mixed16_nomaster", 2, 2, 8}, {"pure_bf16", 2, 2, 4}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         char words[80];

@@ -49,7 +49,7 @@ Test(layout, recipes) {
     static const struct { const char *name; int p, g, own, o; } rows[] = {
         {"fp32", 4, 4, 4, 8},      {"mixed16", 2, 2, 2, 12},        {"mixed16_g32", 2, 4, 4, 12},
         {"fp16", 2, 2, 2, 12},     {"mixed16_nomaster", 2, 2, 2, 8}, {"pure_bf16", 2, 2, 2, 4},
-        {"autocast", 4, 4, 4, 8},  {"fsdp_mixed", 4, 2, 4, 8},
+        {"autocast", 4, 4, 4, 8},  {"fsdp_mixed", 4, 2, 4, 8},      {"frozen16", 4, 4, 4, 8},
     };
     static const int64_t n = 1 << 20; /* whole buffers of 512 bytes, also in eighths */
     struct zt_model_table t = single(n);

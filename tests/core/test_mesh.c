@@ -100,7 +100,7 @@ Test(reason, names) {
 /* Bytes per parameter that each recipe keeps: parameter, gradient (as it is kept where it is cut), optimizer. */
 Test(dtype, recipes) {
     static const struct { const char *name; size_t p, g, o; } want[] = {
-        {"fp32", 4, 4, 8},        {"fsdp_mixed", 4, 4, 8}, {"autocast", 4, 4, 8},
+        {"fp32", 4, 4, 8},        {"fsdp_mixed", 4, 4, 8}, {"autocast", 4, 4, 8},   {"frozen16", 4, 4, 8},
         {"mixed16", 2, 2, 12},    {"mixed16_g32", 2, 4, 12}, {"mixed16_nomaster", 2, 2, 8},
         {"pure_bf16", 2, 2, 4},   {"fp16", 2, 2, 12},
     };

@@ -22,6 +22,7 @@ struct bench_options {
     bool no_overlap; /* options that run.yaml does not open yet */
     double bucket_mib;
     const char *model; /* fields of the model, NULL = 3 layers of width 32 */
+    const char *lora;  /* adapters: "rank: 4, targets: [...]"; NULL = none */
     void (*tune)(struct zt_spec *s, const void *arg); /* last word on the specification */
     const void *tune_arg;
     bool no_model;
@@ -55,9 +56,10 @@ static inline int bench_spec(struct bench *b, const struct bench_options *o, str
              "version: 1\nname: bench\n"
              "model: {%s%s, seq_len_max: %d}\n"
              "dataset: {path: /nowhere, tokenizer: none}\n"
-             "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7}\n%s",
+             "training: {steps: 10, seq_len: %d, local_batch_size: 1, seed: 7%s%s%s}\n%s",
              o->model && strstr(o->model, "family:") ? "" : "family: gpt2, ",
              o->model ? o->model : "layers: 3, heads: 2, dim: 32, vocab_size: 64", BENCH_T, BENCH_T,
+             o->lora ? ", lora: {" : "", o->lora ? o->lora : "", o->lora ? "}" : "",
              o->more ? o->more : "");
     int rc = zt_spec_parse(text, strlen(text), "bench.yaml", NULL, 0, &b->spec, e);
     if (rc == 0) rc = zt_spec_resolve(&b->spec, b->world, "bench.yaml", e);
@@ -129,13 +131,8 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
     zt_ledger_init(&b->ledger);
     RT_TRY(zt_alloc_create(b->device, &b->ledger, &ao, &b->alloc, e));
     RT_TRY(zt_ops_cpu_create(o->threads ? o->threads : 1, NULL, NULL, &b->ctx, e));
-    RT_TRY(zt_model_table_build(&b->spec.model, b->spec.parallelism.wrap,
-                                b->spec.parallelism.wrap_n, &b->table, e));
+    RT_TRY(zt_spec_table(&b->spec, &b->table, e));
     RT_TRY(zt_model_table_cut(&b->table, b->mesh.tensor, zt_mesh_coords(b->mesh, rank).tensor, e));
-    const char *patterns[ZT_SPEC_MAX_LIST];
-    for (int i = 0; i < b->spec.training.trainable.n; i++)
-        patterns[i] = b->spec.training.trainable.item[i];
-    RT_TRY(zt_model_set_trainable(&b->table, patterns, b->spec.training.trainable.n, e));
     const struct zt_recipe *recipe = zt_recipe_find(b->spec.precision.recipe);
     b->scale = recipe->scaled ? 1024 : 1;
     b->group = (struct zt_tensor_group){.degree = b->table.tensor_degree,
@@ -153,6 +150,7 @@ static inline int bench_open(struct bench *b, int rank, int world, struct ranks_
                                .recompute = b->spec.activation_checkpoint.mode,
                                .recompute_every = b->spec.activation_checkpoint.every,
                                .chunk_tokens = b->spec.loss.chunk_tokens,
+                               .lora_scale = zt_spec_lora_scale(&b->spec),
                                .dropout_seed = (uint64_t)b->spec.training.seed,
                                .tensor = &b->group};
     if (!o->no_model) RT_TRY(zt_model_create(&b->table, &env, &b->model, e));

@@ -14,7 +14,7 @@
 #include "core/rng.h"
 
 #define PW_FACTORS_MAX 28
-#define PW_LEVELS_MAX 8
+#define PW_LEVELS_MAX 10
 #define PW_ROWS_MAX 160
 
 struct pw_product {

@@ -58,6 +58,7 @@ struct px_case {
     int64_t persistence;
     bool no_overlap, no_sync, lazy;
     const char *trainable;           /* NULL = all */
+    const char *lora;                /* adapters on these layers, which alone train; NULL = none */
     int64_t eval_every;              /* 0 = no validation */
     int64_t eval_rows, eval_batches; /* batches 0 = every row */
     double max_split_mib, gc_threshold, limit_gib;
@@ -133,8 +134,11 @@ static inline void px_yaml(const struct px_case *c, char *text, size_t room) {
                px_file(c, "valid"), c->eval_every, c->eval_batches);
     px_add(&t, "training: {%s: %" PRId64 ", seq_len: %d, local_batch_size: %d, ",
            c->epochs ? "epochs" : "steps", c->epochs ? c->epochs : c->steps, m->seq, m->batch);
-    px_add(&t, "global_batch_size: %d, trainable: [\"%s\"]}\n", m->batch * px_dp(c) * c->micros,
-           c->trainable ? c->trainable : "*");
+    px_add(&t, "global_batch_size: %d, ", m->batch * px_dp(c) * c->micros);
+    if (c->lora)
+        px_add(&t, "lora: {rank: 3, alpha: 6, targets: [\"%s\"]}}\n", c->lora);
+    else
+        px_add(&t, "trainable: [\"%s\"]}\n", c->trainable ? c->trainable : "*");
     px_add(&t, "optimizer: {lr: 1.0e-4, state_init: %s}\n", c->lazy ? "lazy" : "eager");
     px_add(&t, "precision: {recipe: %s%s}\n", c->recipe,
            !half                       ? ""
@@ -192,7 +196,7 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
              "%s %dx%dx%d%s %s%s, %s %s, data %d, recompute %d every %d, chunk %" PRId64
              ", dropout %g, %d micros, %" PRId64 " steps, warmup %" PRId64
              ", reshard %s %d, prefetch %d, wrap %d, bucket %g, persist %" PRId64
-             ", inflight %d%s%s%s, trainable %s, eval every %" PRId64 ": %" PRId64
+             ", inflight %d%s%s%s, trainable %s%s, eval every %" PRId64 ": %" PRId64
              " rows, batches %" PRId64 ", max_split %g, gc %g, limit %g GiB, capacity %" PRId64,
              zt_mode_name(c->mode), c->replicate, c->shard, px_tensor(c), c->sequence ? "s" : "",
              c->recipe, c->reduce16 ? " reduced in 16 bits" : "", family[c->family], size[c->size],
@@ -200,7 +204,8 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
              c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap, c->bucket_mib,
              c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
              c->no_sync ? ", no_sync" : "", c->lazy ? ", lazy" : "",
-             c->trainable ? c->trainable : "*", c->eval_every, c->eval_rows, c->eval_batches,
+             c->lora ? "adapters on " : "",
+             c->lora ? c->lora : c->trainable ? c->trainable : "*", c->eval_every, c->eval_rows, c->eval_batches,
              c->max_split_mib, c->gc_threshold, c->limit_gib, c->capacity);
     return text;
 }

@@ -13,7 +13,7 @@
 
 static const char *const prec_recipes[] = {"fp32",     "mixed16",          "mixed16_g32",
                                            "autocast", "mixed16_nomaster", "pure_bf16",
-                                           "fp16",     "fsdp_mixed"};
+                                           "fp16",     "fsdp_mixed",       "frozen16"};
 #define PREC_RECIPES ((int)(sizeof prec_recipes / sizeof *prec_recipes))
 
 struct prec_case {

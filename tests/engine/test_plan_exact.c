@@ -46,13 +46,14 @@ enum factor {
     FACTORS
 };
 static const char *const recipes[] = {"fp32",       "autocast",         "mixed16",   "mixed16_g32",
-                                      "fsdp_mixed", "mixed16_nomaster", "pure_bf16", "fp16"};
+                                      "fsdp_mixed", "mixed16_nomaster", "pure_bf16", "fp16",
+                                      "frozen16"};
 static const int meshes[][2] = {{1, 2}, {2, 2}, {1, 4}, {1, 3}, {1, 1}, {1, 8}, {2, 4}, {4, 2}};
 /* The cover takes the first five meshes and lengths; the product all. */
-static const int cover_levels[FACTORS] = {5, 8, 5, 3, 3, 5, 4, 3, 3, 4, 3, 2, 2,
-                                          2, 2, 2, 4, 4, 4, 2, 2, 3, 4, 2, 2, 3};
-static const int whole_levels[FACTORS] = {5, 8, 8, 3, 3, 6, 4, 3, 3, 4, 3, 2, 2,
-                                          2, 2, 2, 4, 4, 4, 2, 2, 3, 4, 2, 2, 3};
+static const int cover_levels[FACTORS] = {5, 9, 5, 3, 3, 5, 4, 3, 3, 4, 3, 2, 2,
+                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3};
+static const int whole_levels[FACTORS] = {5, 9, 8, 3, 3, 6, 4, 3, 3, 4, 3, 2, 2,
+                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3};
 
 static void fix(int *row) {
     bool gathers = px_gathers((enum zt_mode)row[F_MODE]);
@@ -95,8 +96,10 @@ static struct px_case case_of(const int *row) {
     static const int prefetch[] = {1, 0, 2}, wrap[] = {1, 2, 0};
     static const double bucket[] = {0, 0.004, 0.03, 100};
     static const int64_t persist[] = {0, 60, 3000};
-    static const char *const trainable[][4] = {{NULL, "*.h.1.*", "*.h.0.*", "*.mlp.*"},
+    static const char *const trainable[][6] = {{NULL, "*.h.1.*", "*.h.0.*", "*.mlp.*"},
                                                {NULL, "*.layers.1.*", "*.layers.0.*", "*.mlp.*"}};
+    static const char *const lora[][6] = {{[4] = "*.c_attn", [5] = "*.h.*"},
+                                          {[4] = "*.q_proj", [5] = "*.layers.*"}};
     static const enum zt_recompute recompute[] = {ZT_RECOMPUTE_NONE, ZT_RECOMPUTE_SELECTIVE,
                                                   ZT_RECOMPUTE_FULL, ZT_RECOMPUTE_FULL};
     const int *mesh = meshes[row[F_MESH]];
@@ -119,6 +122,7 @@ static struct px_case case_of(const int *row) {
                         .no_sync = row[F_NO_SYNC] == 1,
                         .lazy = row[F_LAZY] == 1,
                         .trainable = trainable[row[F_FAMILY] > 0][row[F_TRAINABLE]],
+                        .lora = lora[row[F_FAMILY] > 0][row[F_TRAINABLE]],
                         .family = (enum px_family)row[F_FAMILY],
                         .recompute = recompute[row[F_RECOMPUTE]],
                         .every = row[F_RECOMPUTE] == 3 ? 2 : 1,

@@ -200,7 +200,9 @@ static void expect_formats(const struct train_rank *k, size_t i) {
     cr_assert_str_eq(d->recipe, formats[i].recipe);
     cr_assert_gt(strlen(d->compute), 0);
     cr_assert_gt(strlen(d->kernels), 0);
-    for (int r = 0; r < ZT_ROW_COUNT; r++) {
+    cr_assert_eq(d->row[ZT_ROW_FROZEN].configured, formats[i].row[ZT_ROW_PARAMETER].configured);
+    cr_assert(d->row[ZT_ROW_FROZEN].stored < 0 && d->row[ZT_ROW_FROZEN].used < 0, "nothing is frozen");
+    for (int r = 0; r < ZT_ROW_FROZEN; r++) {
         const char *name = zt_dtype_row_name((enum zt_dtype_row)r);
         cr_assert_eq(d->row[r].configured, formats[i].row[r].configured, "%s %s: %s configured %d",
                      d->recipe, formats[i].mode, name, d->row[r].configured);

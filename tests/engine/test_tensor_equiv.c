@@ -18,7 +18,7 @@ struct tp_case {
     int replicate, shard, tensor, micros;
     enum zt_mode mode;
     bool sequence;
-    const char *model;
+    const char *model, *lora;
     int per_host; /* bench_options */
 };
 struct tp_job {
@@ -29,7 +29,7 @@ struct tp_job {
     char names[TP_TENSORS][96];
     struct tp_step {
         double loss, norm;
-        struct zt_hash128 own, whole;
+        struct zt_hash128 own, whole, frozen;
     } step[TP_STEPS + 1][RANKS_MAX];
     float gradient[TP_ELEMENTS]; /* of step 1, of the whole model */
 };
@@ -42,6 +42,7 @@ static void take_gradient(struct tp_job *j, const struct bench *b) {
     for (int i = 0; i < r->layout.n_groups; i++) {
         const struct rt_group *g = &r->groups[i];
         enum zt_dtype t;
+        if (!g->def->trainable) continue;
         const float *own = rt_own_gradient(r, g, &t);
         for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);)
             for (int64_t k = 0, n; k < p.count; k += n) {
@@ -74,9 +75,11 @@ static int note(struct tp_job *j, struct bench *b, int s, const struct zt_fixsum
     struct tp_step *n = &j->step[s][b->rank];
     struct zt_hash128 all[TP_TENSORS];
     int rc = zt_runtime_parameter_hash(b->runtime, &n->own, all, e);
-    n->whole = (struct zt_hash128){0, 0};
-    for (int i = 0; rc == 0 && i < b->table.n_tensors; i++)
+    n->whole = n->frozen = (struct zt_hash128){0, 0};
+    for (int i = 0; rc == 0 && i < b->table.n_tensors; i++) {
         if (b->table.tensors[i].tp_dim < 0) zt_hash128_add(&n->whole, all[i]);
+        if (b->table.tensors[i].frozen) zt_hash128_add(&n->frozen, all[i]);
+    }
     n->norm = b->norm;
     n->loss = zt_fixsum_value(loss) / (TP_ROWS * BENCH_T);
     return rc;
@@ -121,6 +124,7 @@ static int tp_rank(int rank, int world, void *arg) {
                               .tensor = c->tensor,
                               .sequence = c->sequence,
                               .model = c->model,
+                              .lora = c->lora,
                               .per_host = c->per_host};
     zt_fixsum_zero(&none);
     OK(bench_open(&b, rank, world, &j->shared, &o, &e));
@@ -196,6 +200,9 @@ static void check(const struct tp_case *c) {
                                  *first = &j->step[s][r / c->tensor * c->tensor];
             cr_assert(n->whole.lo == first->whole.lo && n->whole.hi == first->whole.hi,
                       "%s: rank %d's whole tensors after step %d", text, r, s);
+            const struct tp_step *before = &j->step[0][r];
+            cr_assert(n->frozen.lo == before->frozen.lo && n->frozen.hi == before->frozen.hi,
+                      "%s: rank %d: something frozen moved in step %d", text, r, s);
             cr_assert_eq(n->norm, j->step[s][0].norm);
             cr_assert_eq(n->loss, first->loss, "%s: a tensor group has one loss", text);
         }
@@ -254,6 +261,30 @@ Test(tensor_equiv, llama_and_qwen, .timeout = 300) {
                                                  : ZT_ZERO2,
                                 .sequence = i >= 2,
                                 .model = models[m]};
+            check(&c);
+        }
+}
+
+/* Adapters on every linear layer: A or B is cut as its layer is, the other is whole and its gradient a
+ * part. The base is frozen, and stays what it was. */
+Test(tensor_equiv, adapters, .timeout = 300) {
+    static const char *const models[] = {
+        "layers: 2, heads: 4, dim: 32, ffn_dim: 72, vocab_size: 257",
+        "family: llama, layers: 2, heads: 8, kv_heads: 4, dim: 32, ffn_dim: 72, vocab_size: 67"};
+    static const char *const targets[] = {"rank: 4, alpha: 8, targets: [\"*.h.*\"]",
+                                          "rank: 4, alpha: 8, targets: [\"*.layers.*\"]"};
+    for (int m = 0; m < 2; m++)
+        for (int i = 0; i < 3; i++) {
+            struct tp_case c = {.replicate = 1 + (i == 1),
+                                .shard = 1 + (i == 2),
+                                .tensor = i == 0 ? 4 : 2,
+                                .micros = 1 + i % 2,
+                                .mode = i == 1   ? ZT_DDP
+                                        : i == 2 ? ZT_FSDP
+                                                 : ZT_ZERO1,
+                                .sequence = i == 2,
+                                .model = models[m],
+                                .lora = targets[m]};
             check(&c);
         }
 }
