@@ -63,6 +63,7 @@ Test(explain, bytes_per_parameter) {
         {"ddp", "fp32", 4, 4, 8},          {"zero1", "fp32", 4, 4, 1},
         {"zero2", "fp32", 4, 0.5, 1},      {"zero3", "fp32", 0.5, 0.5, 1},
         {"ddp", "mixed16_g32", 2, 4, 12},  {"ddp", "mixed16_nomaster", 2, 2, 8},
+        {"ddp", "frozen16", 4, 4, 8},
         {"ddp", "pure_bf16", 2, 2, 4},     {"fsdp", "fsdp_mixed", 0.5, 0.5, 1},
         {"zero3 --shard 4", "fp32", 1, 1, 2}, {"zero1 --shard 3", "fp32", 4, 4, 8.0 / 3},
         {"zero2 --shard 1", "fp32", 4, 4, 8}, {"zero3 --replicate 4 --shard 2", "fp32", 2, 2, 4},
@@ -171,7 +172,7 @@ Test(explain, a_models_bytes) {
 Test(explain, refusals) {
     static const struct { const char *words; int code; const char *says; } row[] = {
         {"explain", 2, "zctl explain needs a MODE|RUN"},
-        {"explain zero1 --recipe bf17", 2, "--recipe bf17: no such recipe"},
+        {"explain zero1 --recipe bf17", 2, "--recipe \"bf17\": no such recipe"},
         {"explain zero1 --recipe fsdp_mixed", 2, "casts what is gathered, and zero1 gathers nothing; see autocast"},
         {"explain zero1 --shard 0", 2, "--shard 0: expected a whole number from 1"},
         {"explain zero1 --file /nonexistent.yaml", 2, "/nonexistent.yaml: cannot be read"},
