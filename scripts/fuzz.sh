@@ -29,7 +29,7 @@ for t in $targets; do
     max=8192
     runs=$all_runs
     [ "$name" = spec ] && runs=$((all_runs / 20))
-    [ "$name" = deepspeed ] && runs=$((all_runs / 50))
+    [ "$name" = deepspeed ] && runs=$((all_runs / 200))
     [ "$name" = jsonl ] && runs=$((all_runs / 5))
     [ "$name" = trace ] && runs=$((all_runs / 5)) # one message, where the frame has all
     [ "$name" = frame ] && max=2048 # over the limit of 4096 before the hello lies in the unit tests
