@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/train_measure.c: comm.measure_seconds: before step 1, what a collective costs between this
- * run's ranks: among those of one host, and over all hosts. Memory and thread rules: train_int.h. */
+ * run's ranks: among those of one host, and over all hosts. Memory and thread rules: train_int.h.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -20,7 +21,7 @@ struct links {
     int hosts, per_host;  /* the least of any host */
     int first;            /* rank that tells of one host: the first of the first that has several */
     int64_t most;
-    bool across;          /* which of the two is told */
+    bool across; /* which of the two is told */
 };
 
 /* A quarter of the device, for the whole buffer and a share. */
@@ -36,7 +37,8 @@ static int meet(struct links *l, struct site *all, int *list, struct zt_error *e
     int world = t->config->world, n = 0;
     const char *host = t->config->several_hosts ? t->config->host : "";
     struct site own = {XXH3_64bits(host, strlen(host)), room(t)};
-    int rc = zt_all_gather(t->control, &own, all, 2, ZT_I64, zt_device_compute(t->device), &why, err);
+    int rc =
+        zt_all_gather(t->control, &own, all, 2, ZT_I64, zt_device_compute(t->device), &why, err);
     if (rc) return rc;
     l->most = ZT_MEASURE_MOST_BYTES;
     l->per_host = world;
@@ -72,9 +74,15 @@ static int measure(struct links *l, struct zt_error *err) {
     int world = t->config->world, parts = (l->hosts > 1) + (l->first >= 0), rc = 0;
     void *full = NULL, *part = NULL;
     int64_t reached;
-    size_t whole = (size_t)zt_measure_full(l->most, world) * sizeof(float) + (size_t)world * sizeof(float);
-    struct zt_measure m = {.control = t->control, .device = t->device, .stream = s, .most = l->most,
-                           .seconds = t->spec->comm.measure_seconds / parts, .arg = l, .row = tell};
+    size_t whole =
+        (size_t)zt_measure_full(l->most, world) * sizeof(float) + (size_t)world * sizeof(float);
+    struct zt_measure m = {.control = t->control,
+                           .device = t->device,
+                           .stream = s,
+                           .most = l->most,
+                           .seconds = t->spec->comm.measure_seconds / parts,
+                           .arg = l,
+                           .row = tell};
     TRY(zt_malloc(t->alloc, whole, s, ZT_TAG_COMMUNICATION, "measured message", &full, err));
     TRY(zt_malloc(t->alloc, whole / 2, s, ZT_TAG_COMMUNICATION, "share of it", &part, err));
     m.full = full;
@@ -96,7 +104,13 @@ int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err) {
     struct links l = {.t = t};
     int world = t->config->world, *list = NULL, rc = 0;
     struct site *all = NULL;
-    if (!(t->spec->comm.measure_seconds > 0) || world < 2) return 0;
+    if (!(t->spec->comm.measure_seconds > 0)) return 0;
+    if (world < 2) {
+        if (t->hooks->event)
+            t->hooks->event(t->hooks->arg, ZT_EVENT_WARNING, "COMM_NOT_MEASURED",
+                            "comm.measure_seconds: one rank has nobody to send to");
+        return 0;
+    }
     list = calloc((size_t)world, sizeof *list);
     all = calloc((size_t)world, sizeof *all);
     if (!list || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));

@@ -115,8 +115,8 @@ static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error 
     return rc;
 }
 
-/* Of the whole run, from a plan `p` of `few`, the same with less micro-steps: layers send as much in
- * each of them. */
+/* Of the whole run, from a plan `p` of `few`, the same with less micro-steps: layers send as much
+ * in each of them. */
 static int sent_bytes(const struct zt_spec *spec, const struct zt_spec *few,
                       const struct zt_plan *p, int64_t *sent, struct zt_error *err) {
     int64_t walked;

@@ -312,8 +312,8 @@ out:
 /* ---- what the run is ---- */
 
 /* FLOPs of a token in products with parameters: 2 forward, 2 for the gradient of the input where
- * backward comes, 2 for their own. What is only looked up is not multiplied; a tied embedding is the
- * head too. */
+ * backward comes, 2 for their own. What is only looked up is not multiplied; a tied embedding is
+ * the head too. */
 static int parameter_flops(const struct zt_model_table *t, double *flops, struct zt_error *err) {
     struct zt_model_walk w = {0};
     int rc = zt_model_walk_build(t, &w, err);

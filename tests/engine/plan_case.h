@@ -203,10 +203,12 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
              (int)c->data, (int)c->recompute, c->every, c->chunk, c->dropout, c->micros, c->steps,
              c->warmup, reshard[c->reshard], c->slices, c->prefetch, c->wrap, c->bucket_mib,
              c->persistence, c->inflight, c->no_overlap ? ", no overlap" : "",
-             c->no_sync ? ", no_sync" : "", c->lazy ? ", lazy" : "",
-             c->lora ? "adapters on " : "",
-             c->lora ? c->lora : c->trainable ? c->trainable : "*", c->eval_every, c->eval_rows, c->eval_batches,
-             c->max_split_mib, c->gc_threshold, c->limit_gib, c->capacity);
+             c->no_sync ? ", no_sync" : "", c->lazy ? ", lazy" : "", c->lora ? "adapters on " : "",
+             c->lora        ? c->lora
+             : c->trainable ? c->trainable
+                            : "*",
+             c->eval_every, c->eval_rows, c->eval_batches, c->max_split_mib, c->gc_threshold,
+             c->limit_gib, c->capacity);
     return text;
 }
 

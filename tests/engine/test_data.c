@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "engine/data/data.h"
+#include "tests/engine/data_refuse.h"
 #include "tests/engine/data_util.h"
 
 TestSuite(data, .init = data_setup, .fini = data_teardown);
@@ -33,17 +34,6 @@ static struct zt_dataset *open_ok(struct zt_dataset_config c) {
     cr_assert_eq(zt_dataset_open(&c, &d, &err), 0, "%s", err.msg);
     return d;
 }
-
-/* Opening must fail with `code` and a message that holds every given word. */
-static void refused(struct zt_dataset_config c, int code, const char *const *words) {
-    struct zt_dataset *d;
-    struct zt_error err = {0};
-    cr_assert_eq(zt_dataset_open(&c, &d, &err), code, "%s", err.msg);
-    cr_assert_null(d);
-    for (; *words; words++)
-        cr_assert(strstr(err.msg, *words), "'%s' is not in: %s", *words, err.msg);
-}
-#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 /* T + 1 tokens of a sample: its inputs and the last target; the others are the inputs again. */
 static int read_line(const struct zt_dataset *d, int64_t sample, int64_t T, int32_t *out,

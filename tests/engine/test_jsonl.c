@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "engine/data/internal.h"
+#include "tests/engine/data_refuse.h"
 #include "tests/engine/data_util.h"
 
 TestSuite(jsonl, .init = data_setup, .fini = data_teardown);
@@ -35,17 +36,6 @@ static struct zt_dataset *open_ok(struct zt_dataset_config c) {
 static const char *lines(const char *name, const char *text) {
     return data_write(name, text, strlen(text));
 }
-
-/* Opening must fail with a message that holds every given word. */
-static void refused(struct zt_dataset_config c, int code, const char *const *words) {
-    struct zt_dataset *d;
-    struct zt_error err = {0};
-    cr_assert_eq(zt_dataset_open(&c, &d, &err), code, "%s", err.msg);
-    cr_assert_null(d);
-    for (; *words; words++)
-        cr_assert(strstr(err.msg, *words), "'%s' is not in: %s", *words, err.msg);
-}
-#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 static bool told(const char *start, const char *word) {
     for (int i = 0; i < n_events; i++)

@@ -45,9 +45,9 @@ enum factor {
     F_TENSOR,
     FACTORS
 };
-static const char *const recipes[] = {"fp32",       "autocast",         "mixed16",   "mixed16_g32",
-                                      "fsdp_mixed", "mixed16_nomaster", "pure_bf16", "fp16",
-                                      "frozen16"};
+static const char *const recipes[] = {"fp32",        "autocast",   "mixed16",
+                                      "mixed16_g32", "fsdp_mixed", "mixed16_nomaster",
+                                      "pure_bf16",   "fp16",       "frozen16"};
 static const int meshes[][2] = {{1, 2}, {2, 2}, {1, 4}, {1, 3}, {1, 1}, {1, 8}, {2, 4}, {4, 2}};
 /* The cover takes the first five meshes and lengths; the product all. */
 static const int cover_levels[FACTORS] = {5, 9, 5, 3, 3, 5, 4, 3, 3, 4, 3, 2, 2,

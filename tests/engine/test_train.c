@@ -876,39 +876,19 @@ Test(train, reasons_of_every_code) {
                      rows[i].code);
 }
 
-/* Adapters: B starts at zero, so the first loss is that of the model without them; what trains and has moments is
- * rank x (in + out) of each c_attn, 4 x 8 x (128 + 384), in a group of its own per block; modes agree in bits. */
-static void train_adapters(const char *path, const char *precision, int64_t parameters) {
-    const char *const mode[] = {"ddp", "zero1", "fsdp"};
-    double first = 0, last[3] = {0};
-    for (int i = 0; i < 4; i++) {
+/* A link is measured before step 1, and told by one rank; where there is none, that is told. */
+Test(train, links_are_measured_when_asked) {
+    for (int world = 1; world <= 2; world++) {
         struct train_job *j = train_ok(
-            2, train_yaml("model: {preset: gpt2-nano}\ndataset: {path: %s}\n"
-                          "training: {steps: 5, seq_len: 32, local_batch_size: 2%s}\n"
-                          "parallelism: {mode: %s}\nprecision: %s\n",
-                          path, i ? ", lora: {rank: 8, targets: [\"*.c_attn\"]}" : ", trainable: [\"*.h.3.*\"]",
-                          mode[i ? i - 1 : 0], precision));
-        const struct zt_step_report *r = j->rank[0].report;
-        if (i == 0) {
-            first = r[1].loss;
-            continue;
-        }
-        cr_expect_eq(r[1].loss, first, "%s: %.17g, %.17g", mode[i - 1], r[1].loss, first);
-        cr_expect_lt(r[5].loss, r[1].loss);
-        cr_expect_eq(r[1].persistent_optimizer, 8 * 4 * 8 * (128 + 384) / (i == 1 ? 1 : 2));
-        if (i == 1) cr_expect_eq(r[1].persistent_parameters, parameters, "%lld", (long long)r[1].persistent_parameters);
-        last[i - 1] = r[5].loss;
+            world, train_yaml("model: {preset: gpt2-nano}\ndataset: {path: %s}\n"
+                              "training: {steps: 1, seq_len: 16, local_batch_size: 1}\n"
+                              "comm: {measure_seconds: 0.05}\n",
+                              text()));
+        const struct train_rank *k = &j->rank[0];
+        cr_assert_gt(k->n_events, 0);
+        cr_expect_str_eq(k->event[0].kind, world == 1 ? "COMM_NOT_MEASURED" : "COMM_MEASURED");
+        cr_expect(strstr(k->event[0].message, world == 1 ? "nobody" : "\"link\":\"within\",\"ranks\":2"),
+                  "%s", k->event[0].message);
+        if (world == 2) cr_expect_eq(j->rank[1].n_events, 0);
     }
-    cr_expect(last[0] == last[1] && last[1] == last[2], "%.17g %.17g %.17g", last[0], last[1], last[2]);
-}
-
-/* Parameters of the root and of a block, 65,792 and 198,272, and 4,096 of a block's adapters: each of the three kinds
- * of buffer rounded up to 512 bytes. */
-Test(train, adapters) {
-    train_adapters(text(), "{recipe: fp32}", 4 * 65792 + 4 * (4 * 198272 + 4 * 4096));
-}
-
-/* The base in bf16, adapters in fp32 without a master. */
-Test(train, adapters_of_another_type_than_the_base) {
-    train_adapters(text(), "{recipe: frozen16, reduce_dtype: fp32}", 2 * 65792 + 4 * (775 * 512 + 4 * 4096));
 }
