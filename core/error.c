@@ -111,6 +111,8 @@ const char *zt_code_name(int code) {
         return "busy";
     case ZT_EINTERNAL:
         return "internal";
+    case ZT_ECORRUPT:
+        return "corrupt";
     }
     return "unknown";
 }

@@ -32,6 +32,8 @@ enum zt_code {
     ZT_EPROTO = -20,      /* malformed frame or message */
     ZT_EBUSY = -21,       /* resource exhausted, try again */
     ZT_EINTERNAL = -22,   /* a broken invariant of ours */
+    /* -23 to -25 are the wire's own (proto/ztrain.proto) */
+    ZT_ECORRUPT = -26,    /* stored bytes are not those that were written */
 };
 
 struct zt_error {

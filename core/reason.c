@@ -25,6 +25,7 @@ static const struct row { enum zt_reason reason; const char *name; enum zt_retry
     {ZT_REASON_PREEMPTED, "PREEMPTED", ZT_RETRY_FREE},
     {ZT_REASON_DRAINED, "DRAINED", ZT_RETRY_FREE},
     {ZT_REASON_COORDINATOR_RESTART, "COORDINATOR_RESTART", ZT_RETRY_FREE},
+    {ZT_REASON_CKPT_CORRUPT, "CKPT_CORRUPT", ZT_RETRY_FREE},
     /* A consequence never decides on its own; should it be all that is known, try again. */
     {ZT_REASON_PEER_LOST, "PEER_LOST", ZT_RETRY_FREE},
     {ZT_REASON_COMM_TIMEOUT, "COMM_TIMEOUT", ZT_RETRY_FREE},

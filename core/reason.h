@@ -16,7 +16,7 @@ enum zt_reason {
     ZT_REASON_KILLED = 20,      /* SIGNAL (KILL) from outside */
     ZT_REASON_WORKER_LOST = 21, ZT_REASON_HANG = 22, ZT_REASON_COMM_ERROR = 23,
     ZT_REASON_COMM_INIT_TIMEOUT = 24, ZT_REASON_START_TIMEOUT = 25, ZT_REASON_PREEMPTED = 26,
-    ZT_REASON_DRAINED = 27, ZT_REASON_COORDINATOR_RESTART = 28,
+    ZT_REASON_DRAINED = 27, ZT_REASON_COORDINATOR_RESTART = 28, ZT_REASON_CKPT_CORRUPT = 29, /* the next older one is tried */
     /* consequences: never the cause of a generation's end when a cause is known */
     ZT_REASON_PEER_LOST = 30, ZT_REASON_COMM_TIMEOUT = 31,
     /* ends decided by people or limits */

@@ -36,6 +36,8 @@ struct zt_step_report {
     int64_t persistent_parameters, persistent_gradients, persistent_optimizer; /* requested bytes */
     int64_t sent_bytes;
     char parameter_hash[33];      /* "" when not computed in this step */
+    char state_hash[33];          /* with it: of moments */
+    uint64_t sample_hash;         /* sum mod 2^64 over this rank's rows of a hash of (place in the window, sample id) */
     double eval_loss;             /* NAN when no evaluation after this step */
     int64_t eval_tokens, eval_rows;
     /* windows besides the step itself: init (with step 1) and eval peaks, -1 when they did not occur */
@@ -44,7 +46,7 @@ struct zt_step_report {
         enum zt_phase phase_of_peak;
         int64_t at_peak[ZT_TAG_COUNT];
         int64_t persistent[3];
-    } init, eval;
+    } init, eval, save, load;     /* load: with the first step after it; save: its copy into host memory */
 };
 
 /* What number formats a run really has: one row for each thing that has one. configured: what the recipe

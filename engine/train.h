@@ -8,6 +8,7 @@
 #define ZT_ENGINE_TRAIN_H
 #include "core/reason.h"
 #include "core/spec.h"
+#include "engine/checkpoint/save.h"
 #include "engine/comm/comm.h"
 #include "engine/device/alloc.h"
 #include "engine/report.h"
@@ -32,6 +33,7 @@ struct zt_train_config {
      * communication), no times of forward and backward and no memory outside the allocator. May be
      * changed in the step hook, for the next step. */
     bool unmeasured;
+    const struct zt_checkpoint_config *checkpoint; /* saving and going on; NULL = neither */
     const struct zt_comm_inject *inject; /* tests, benchmarks: a link that costs something; NULL = none */
 };
 

@@ -73,7 +73,7 @@ void zt_report_begin(struct zt_trainer *t) {
     r->nonfinite_gradients = -1;
     r->checkpoint_seconds = r->eval_seconds = NAN;
     r->eval_tokens = r->eval_rows = -1;
-    r->init = r->eval = no_window;
+    r->init = r->eval = r->save = r->load = no_window;
     if (t->step == 1) zt_report_window(&t->ledger, t->runtime, &r->init);
     zt_alloc_reset_peaks(t->alloc);
 }

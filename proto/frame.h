@@ -16,7 +16,7 @@
  * this size they are far inside the reader's arena. */
 #define ZT_FRAME_PAGE ((size_t)256 * 1024)
 #define ZT_PROTOCOL_MAJOR 1
-#define ZT_PROTOCOL_MINOR 2
+#define ZT_PROTOCOL_MINOR 3
 #define ZT_MESSAGE_DEPTH_MAX 8
 
 struct zt_decoder { uint8_t *buf; size_t have, cap; size_t max_frame; };

@@ -104,6 +104,8 @@ int zt_code_from_wire(Zt__Code c)
     case ZT__CODE__STALE_GENERATION:
     case ZT__CODE__SUPERSEDED:
         return ZT_ECONFLICT;
+    case ZT__CODE__CORRUPT:
+        return ZT_ECORRUPT;
     default:
         return (int)c >= 0 && (int)c <= -ZT_EINTERNAL ? -(int)c : ZT_EINTERNAL;
     }
@@ -111,6 +113,6 @@ int zt_code_from_wire(Zt__Code c)
 
 Zt__Code zt_code_to_wire(int zt_code)
 {
-    return zt_code <= 0 && zt_code >= -(int)ZT__CODE__SUPERSEDED ? (Zt__Code)-zt_code
+    return zt_code <= 0 && zt_code >= ZT_ECORRUPT ? (Zt__Code)-zt_code
                                                                  : ZT__CODE__INTERNAL;
 }

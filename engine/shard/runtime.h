@@ -10,6 +10,7 @@
  * the trainer thread. */
 #ifndef ZT_ENGINE_RUNTIME_H
 #define ZT_ENGINE_RUNTIME_H
+#include "core/hash128.h"
 #include "core/spec.h"
 #include "engine/comm/comm.h"
 #include "engine/model/model.h"
@@ -85,12 +86,8 @@ zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), 
 /* Parameter hash (D12): sum mod 2^128 over this rank's own logical elements; the caller adds ranks.
  * What every tensor rank holds whole is in the sum of tensor rank 0 alone. per_tensor (may be
  * NULL): n_tensors entries, each of all own elements whatever the rank. */
-struct zt_hash128 {
-    uint64_t lo, hi;
-};
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
                               struct zt_hash128 *per_tensor, struct zt_error *err);
-void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b);
 
 /* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window.
  */

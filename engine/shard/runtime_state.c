@@ -159,12 +159,6 @@ void rt_state_free(struct zt_runtime *r) {
 
 /* ---- hash ---- */
 
-void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b) {
-    uint64_t lo = a->lo + b.lo;
-    a->hi += b.hi + (lo < a->lo);
-    a->lo = lo;
-}
-
 /* The authoritative value of the own element at `at`, and its type. */
 static const void *value_at(const struct rt_group *g, int64_t at, enum zt_dtype *t) {
     *t = g->master ? ZT_F32 : g->def->dtype;
