@@ -226,6 +226,8 @@ struct wire_field { uint32_t id; unsigned type; uint64_t value; const uint8_t *d
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
+#define FIELDS_MAX 128 /* of one message of the schema; the envelope has the most */
+
 static bool get_field(const uint8_t **at, const uint8_t *end, struct wire_field *f)
 {
     uint64_t tag;
@@ -311,9 +313,9 @@ static int scan_message(const ProtobufCMessageDescriptor *m, const uint8_t *p, s
                         struct zt_error *err)
 {
     const uint8_t *end = p + n;
-    uint64_t seen = 0;
+    bool seen[FIELDS_MAX] = {false};
     const ProtobufCFieldDescriptor *one = NULL; /* the schema has at most one oneof per message */
-    ZT_ASSERT(m->n_fields <= 64);
+    ZT_ASSERT(m->n_fields <= FIELDS_MAX);
     if (depth > ZT_MESSAGE_DEPTH_MAX) {
         return zt_fail(err, ZT_EPROTO, "malformed message: %s nested too deep", m->short_name);
     }
@@ -328,12 +330,12 @@ static int scan_message(const ProtobufCMessageDescriptor *m, const uint8_t *p, s
             continue; /* a newer peer's field */
         }
         if (f->label != PROTOBUF_C_LABEL_REPEATED) {
-            uint64_t bit = (uint64_t)1 << (f - m->fields);
-            if (seen & bit) {
+            bool *before = &seen[f - m->fields];
+            if (*before) {
                 return zt_fail(err, ZT_EPROTO, "malformed message: %s.%s occurs twice", m->short_name,
                                f->name);
             }
-            seen |= bit;
+            *before = true;
         }
         if (f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) {
             if (one) {
@@ -348,7 +350,7 @@ static int scan_message(const ProtobufCMessageDescriptor *m, const uint8_t *p, s
         }
     }
     for (unsigned i = 0; i < m->n_fields; i++) {
-        if (m->fields[i].label == PROTOBUF_C_LABEL_REQUIRED && !(seen >> i & 1)) {
+        if (m->fields[i].label == PROTOBUF_C_LABEL_REQUIRED && !seen[i]) {
             return zt_fail(err, ZT_EPROTO, "malformed message: %s lacks its field %s", m->short_name,
                            m->fields[i].name);
         }
