@@ -226,8 +226,6 @@ struct wire_field { uint32_t id; unsigned type; uint64_t value; const uint8_t *d
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
-#define FIELDS_MAX 128 /* of one message of the schema; the envelope has the most */
-
 static bool get_field(const uint8_t **at, const uint8_t *end, struct wire_field *f)
 {
     uint64_t tag;
@@ -313,9 +311,9 @@ static int scan_message(const ProtobufCMessageDescriptor *m, const uint8_t *p, s
                         struct zt_error *err)
 {
     const uint8_t *end = p + n;
-    bool seen[FIELDS_MAX] = {false};
+    bool seen[ZT_MESSAGE_FIELDS_MAX] = {false};
     const ProtobufCFieldDescriptor *one = NULL; /* the schema has at most one oneof per message */
-    ZT_ASSERT(m->n_fields <= FIELDS_MAX);
+    ZT_ASSERT(m->n_fields <= ZT_MESSAGE_FIELDS_MAX);
     if (depth > ZT_MESSAGE_DEPTH_MAX) {
         return zt_fail(err, ZT_EPROTO, "malformed message: %s nested too deep", m->short_name);
     }

@@ -17,6 +17,7 @@
 #define ZT_FRAME_PAGE ((size_t)256 * 1024)
 #define ZT_PROTOCOL_MAJOR 1
 #define ZT_PROTOCOL_MINOR 3
+#define ZT_MESSAGE_FIELDS_MAX 128 /* of one message of the schema; the envelope has the most */
 #define ZT_MESSAGE_DEPTH_MAX 8
 
 struct zt_decoder { uint8_t *buf; size_t have, cap; size_t max_frame; };

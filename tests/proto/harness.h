@@ -15,6 +15,10 @@
 #include "proto/session.h"
 #include "tests/proto/minimal.h"
 
+#define TEXT_OF(n) #n
+#define VERSION_TEXT(major, minor) TEXT_OF(major) "." TEXT_OF(minor)
+#define THIS_PROTOCOL VERSION_TEXT(ZT_PROTOCOL_MAJOR, ZT_PROTOCOL_MINOR)
+
 #define TURNS 4000
 
 static inline void guard_tick(uv_timer_t *t) { (void)t; }

@@ -409,7 +409,7 @@ static int depth_of(const ProtobufCMessageDescriptor *m, const ProtobufCMessageD
         cr_assert_neq(path[i], m, "message %s contains itself", m->name);
     }
     cr_assert_lt(depth, 32);
-    cr_assert_leq(m->n_fields, 64u, "%s has too many fields for the duplicate check", m->name);
+    cr_assert_leq(m->n_fields, (unsigned)ZT_MESSAGE_FIELDS_MAX, "%s has too many fields for the duplicate check", m->name);
     path[depth] = m;
     for (unsigned i = 0; i < m->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->fields[i];

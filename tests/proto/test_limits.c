@@ -173,7 +173,7 @@ Test(limits, bad_hellos)
         cr_assert(run_until(&h.loop, raw_at_end, &r), "hello %d", kind);
         cr_assert_eq(r.last->code, kind == 4 ? ZT__CODE__VERSION : ZT__CODE__AUTH, "hello %d", kind);
         if (kind == 4) {
-            cr_assert_not_null(strstr(r.last->message, "coordinator is t (protocol 1.2)"), "%s", r.last->message);
+            cr_assert_not_null(strstr(r.last->message, "coordinator is t (protocol " THIS_PROTOCOL ")"), "%s", r.last->message);
             cr_assert_not_null(strstr(r.last->message, "caller is 7.7 (protocol 2.0)"), "%s", r.last->message);
         }
         raw_close(&r);

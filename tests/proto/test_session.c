@@ -354,7 +354,7 @@ Test(session, server_without_the_token_is_refused)
 Test(session, other_major_is_final_and_names_both_versions)
 {
     struct liar l = {.major = ZT_PROTOCOL_MAJOR + 1};
-    against_liar(&l, true, ZT_EVERSION, "9.9 (protocol 2.4), this program is " ZT_VERSION " (protocol 1.2)");
+    against_liar(&l, true, ZT_EVERSION, "9.9 (protocol 2.4), this program is " ZT_VERSION " (protocol " THIS_PROTOCOL ")");
 }
 
 Test(session, something_else_on_the_port)
