@@ -3,6 +3,7 @@
  * of any table. Buffers handed out are malloc'ed and belong to the caller. Any thread. */
 #include "core/sys.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -76,6 +77,38 @@ static int posix_fstat(void *arg, int fd, struct stat *st) {
     return fstat(fd, st) == 0 ? 0 : -errno;
 }
 
+static int posix_rmdir(void *arg, const char *path) {
+    (void)arg;
+    return rmdir(path) == 0 ? 0 : -errno;
+}
+
+static int posix_fstatvfs(void *arg, int fd, struct statvfs *st) {
+    (void)arg;
+    return fstatvfs(fd, st) == 0 ? 0 : -errno;
+}
+
+static int posix_fadvise_(void *arg, int fd, off_t at, off_t n, int advice) {
+    (void)arg;
+    return -posix_fadvise(fd, at, n, advice);
+}
+
+static int posix_list(void *arg, const char *path, int (*entry)(void *ctx, const char *name), void *ctx) {
+    (void)arg;
+    DIR *d = opendir(path);
+    int rc = d ? 0 : -errno;
+    while (rc == 0) {
+        errno = 0;
+        struct dirent *e = readdir(d);
+        if (!e) {
+            rc = -errno;
+            break;
+        }
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) rc = entry(ctx, e->d_name);
+    }
+    if (d) closedir(d);
+    return rc;
+}
+
 static int64_t read_clock(clockid_t id) {
     struct timespec t;
     clock_gettime(id, &t); /* cannot fail for the two clocks used here */
@@ -116,6 +149,10 @@ const struct zt_sys zt_sys_posix = {
     .unlink = posix_unlink,
     .mkdir = posix_mkdir,
     .fstat = posix_fstat,
+    .rmdir = posix_rmdir,
+    .fstatvfs = posix_fstatvfs,
+    .fadvise = posix_fadvise_,
+    .list = posix_list,
     .monotonic_ns = posix_monotonic,
     .wall_ns = posix_wall,
     .random = posix_random,
@@ -185,6 +222,30 @@ static int nth_fstat(void *arg, int fd, struct stat *st) {
     return rc ? rc : s->real->fstat(s->real->arg, fd, st);
 }
 
+static int nth_rmdir(void *arg, const char *path) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->rmdir(s->real->arg, path);
+}
+
+static int nth_fstatvfs(void *arg, int fd, struct statvfs *st) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->fstatvfs(s->real->arg, fd, st);
+}
+
+static int nth_fadvise(void *arg, int fd, off_t at, off_t n, int advice) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->fadvise(s->real->arg, fd, at, n, advice);
+}
+
+static int nth_list(void *arg, const char *path, int (*entry)(void *ctx, const char *name), void *ctx) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->list(s->real->arg, path, entry, ctx);
+}
+
 static int64_t nth_monotonic(void *arg) {
     struct zt_sys_nth *s = arg;
     return s->real->monotonic_ns(s->real->arg);
@@ -212,6 +273,10 @@ struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state) {
         .unlink = nth_unlink,
         .mkdir = nth_mkdir,
         .fstat = nth_fstat,
+        .rmdir = nth_rmdir,
+        .fstatvfs = nth_fstatvfs,
+        .fadvise = nth_fadvise,
+        .list = nth_list,
         .monotonic_ns = nth_monotonic,
         .wall_ns = nth_wall,
         .random = nth_random,
@@ -219,6 +284,27 @@ struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state) {
 }
 
 /* ---- whole files ---- */
+
+ssize_t zt_sys_pread_all(const struct zt_sys *sys, int fd, void *buf, size_t n, int64_t at) {
+    size_t have = 0;
+    while (have < n) {
+        ssize_t got = sys->pread(sys->arg, fd, (char *)buf + have, n - have, (off_t)(at + (int64_t)have));
+        if (got < 0) return got;
+        if (got == 0) break;
+        have += (size_t)got;
+    }
+    return (ssize_t)have;
+}
+
+int zt_sys_pwrite_all(const struct zt_sys *sys, int fd, const void *buf, size_t n, int64_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t put = sys->pwrite(sys->arg, fd, (const char *)buf + done, n - done, (off_t)(at + (int64_t)done));
+        if (put < 0) return (int)put;
+        if (put == 0) return -EIO; /* a write of nothing would repeat for ever */
+        done += (size_t)put;
+    }
+    return 0;
+}
 
 /* Reads to the end of fd whatever fstat says: files in /proc and growing files have no fixed size.
  */
@@ -267,28 +353,51 @@ int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, cha
     return rc;
 }
 
-static int write_all(const struct zt_sys *sys, int fd, const char *data, size_t n) {
-    for (size_t done = 0; done < n;) {
-        ssize_t put = sys->pwrite(sys->arg, fd, data + done, n - done, (off_t)done);
-        if (put < 0) return (int)put;
-        if (put == 0) return -EIO; /* a write of nothing would repeat for ever */
-        done += (size_t)put;
-    }
-    return sys->fsync(sys->arg, fd);
-}
-
-static int sync_folder_of(const struct zt_sys *sys, const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *folder = !slash          ? strdup(".")
-                   : slash == path ? strdup("/")
-                                   : strndup(path, (size_t)(slash - path));
-    if (!folder) return -ENOMEM;
-    int fd = sys->open(sys->arg, folder, O_RDONLY | O_DIRECTORY, 0);
-    free(folder);
+int zt_sys_fsync_folder(const struct zt_sys *sys, const char *path) {
+    int fd = sys->open(sys->arg, path, O_RDONLY | O_DIRECTORY, 0);
     if (fd < 0) return fd;
     int rc = sys->fsync(sys->arg, fd);
     int closed = sys->close(sys->arg, fd);
     return rc ? rc : closed;
+}
+
+/* malloc'ed; NULL: no memory. */
+static char *folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+static int sync_folder_of(const struct zt_sys *sys, const char *path) {
+    char *folder = folder_of(path);
+    if (!folder) return -ENOMEM;
+    int rc = zt_sys_fsync_folder(sys, folder);
+    free(folder);
+    return rc;
+}
+
+int zt_sys_make_folders(const struct zt_sys *sys, const char *path, mode_t mode) {
+    char copy[4096];
+    const size_t n = strlen(path);
+    if (n == 0 || n >= sizeof copy) return -ENAMETOOLONG;
+    memcpy(copy, path, n + 1);
+    for (size_t end = n; end > 1 && copy[end - 1] == '/'; end--) copy[end - 1] = '\0';
+    const size_t whole = strlen(copy);
+    size_t at = whole;
+    int rc; /* down to the first folder that can be made, or is there, then up again */
+    while ((rc = sys->mkdir(sys->arg, copy, mode)) == -ENOENT) {
+        while (at > 0 && copy[at - 1] != '/') at--;
+        while (at > 1 && copy[at - 1] == '/') at--;
+        if (at == 0 || (at == 1 && copy[0] == '/')) return rc;
+        copy[at] = '\0';
+    }
+    for (;;) {
+        if (rc == 0) rc = sync_folder_of(sys, copy);
+        if (rc != 0 && rc != -EEXIST) return rc;
+        if (at == whole) return 0;
+        copy[at] = '/';
+        at = strlen(copy);
+        rc = sys->mkdir(sys->arg, copy, mode);
+    }
 }
 
 int zt_sys_write_atomic(const struct zt_sys *sys, const char *path, const void *data, size_t n,
@@ -302,7 +411,8 @@ int zt_sys_write_atomic(const struct zt_sys *sys, const char *path, const void *
     int fd = sys->open(sys->arg, temp, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, mode);
     int rc = fd < 0 ? fd : 0;
     if (rc == 0) {
-        rc = write_all(sys, fd, data, n);
+        rc = zt_sys_pwrite_all(sys, fd, data, n, 0);
+        if (rc == 0) rc = sys->fsync(sys->arg, fd);
         int closed = sys->close(sys->arg, fd);
         rc = rc ? rc : closed;
         if (rc == 0) rc = sys->rename(sys->arg, temp, path);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 struct zt_sys {
     void *arg; /* first argument of every function */
@@ -24,6 +25,12 @@ struct zt_sys {
     int (*unlink)(void *arg, const char *path);
     int (*mkdir)(void *arg, const char *path, mode_t mode);
     int (*fstat)(void *arg, int fd, struct stat *st);
+    int (*rmdir)(void *arg, const char *path);
+    int (*fstatvfs)(void *arg, int fd, struct statvfs *st);
+    int (*fadvise)(void *arg, int fd, off_t at, off_t n, int advice); /* POSIX_FADV_...; a hint */
+    /* Calls entry with every name in a folder but "." and "..", in no order; what is not 0 ends it and
+     * is returned. */
+    int (*list)(void *arg, const char *path, int (*entry)(void *ctx, const char *name), void *ctx);
     /* clock */
     int64_t (*monotonic_ns)(void *arg); /* CLOCK_MONOTONIC: every time-out and interval */
     int64_t (*wall_ns)(void *arg);      /* CLOCK_REALTIME: for display only */
@@ -37,6 +44,14 @@ extern const struct zt_sys zt_sys_posix;
  * calls) return -error; *calls counts. The struct must outlive the table. */
 struct zt_sys_nth { const struct zt_sys *real; int64_t calls, fail_at; int error; };
 struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state);
+
+/* All n bytes, whatever comes short; reading: fewer at the end of the file. */
+ssize_t zt_sys_pread_all(const struct zt_sys *sys, int fd, void *buf, size_t n, int64_t at);
+int zt_sys_pwrite_all(const struct zt_sys *sys, int fd, const void *buf, size_t n, int64_t at);
+/* Makes a folder's entries durable. */
+int zt_sys_fsync_folder(const struct zt_sys *sys, const char *path);
+/* Makes a folder and what is missing above it; the entries of what was made are durable. */
+int zt_sys_make_folders(const struct zt_sys *sys, const char *path, mode_t mode);
 
 /* Whole-file helpers on top of a table. zt_sys_write_atomic: temp, write, fsync, rename, fsync dir. */
 int zt_sys_read_file(const struct zt_sys *sys, const char *path, size_t max, char **data, size_t *n);

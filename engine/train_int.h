@@ -152,7 +152,6 @@ int zt_report_memory(struct zt_trainer *t, struct zt_error *err);
 void zt_report_dtypes(struct zt_trainer *t); /* once, when there was an update */
 void zt_report_window(const struct zt_ledger *l, const struct zt_runtime *r,
                       struct zt_window_peak *out);
-void zt_hash_text(struct zt_hash128 h, char out[33]);
 void zt_progress_phase(struct zt_trainer *t, enum zt_phase p);
 void zt_progress_state(struct zt_trainer *t, enum zt_trainer_state s);
 enum zt_reason zt_train_reason(int code, enum zt_stage stage);

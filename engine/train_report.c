@@ -10,10 +10,6 @@
 #include "core/units.h"
 #include "engine/train_int.h"
 
-void zt_hash_text(struct zt_hash128 h, char out[33]) {
-    snprintf(out, 33, "%016" PRIx64 "%016" PRIx64, h.hi, h.lo);
-}
-
 void zt_progress_phase(struct zt_trainer *t, enum zt_phase p) {
     struct zt_progress *g = t->config->progress;
     if (!g) return;

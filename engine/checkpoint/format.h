@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/hash128.h"
@@ -37,9 +38,11 @@ const char *zt_saved_suffix(enum zt_saved k); /* "", ".master", ".exp_avg", ".ex
 
 /* Rows [from[0], from[0] + size[0]) and columns; of a 1-D tensor one column. */
 struct zt_rect { int64_t from[2], size[2]; };
-/* Elements [0, count) of a span (core/span.h) in a tensor of `columns` columns (1 for 1-D), as at most
- * three rectangles, in order: the rest of a row, whole rows, the beginning of one. Returns how many. */
-int zt_span_rects(struct zt_span s, int64_t count, int64_t columns, struct zt_rect out[3]);
+/* Elements [0, count) of a span (core/span.h) in a tensor of `columns` columns (1 for 1-D), in order, as
+ * rectangles: the rest of a row, whole rows, the beginning of one; and where a fused q/k/v is cut per head,
+ * of each of its up to three stretches. Returns how many. */
+enum { ZT_SPAN_RECTS = 5 };
+int zt_span_rects(struct zt_span s, int64_t count, int64_t columns, struct zt_rect out[ZT_SPAN_RECTS]);
 
 /* Where training stands, beside the tensors. */
 struct zt_position {
@@ -55,6 +58,12 @@ struct zt_position {
 };
 
 struct zt_sha256 { uint8_t byte[32]; };
+void zt_sha256_of(const void *data, size_t n, struct zt_sha256 *out);
+void zt_sha256_text(const struct zt_sha256 *s, char out[65]); /* lower-case digits */
+bool zt_sha256_parse(const char *text, struct zt_sha256 *out);
+static inline bool zt_sha256_same(const struct zt_sha256 *a, const struct zt_sha256 *b) {
+    return memcmp(a->byte, b->byte, sizeof a->byte) == 0;
+}
 
 struct zt_saved_tensor { char name[96]; int ndim; int64_t shape[2]; uint32_t number; bool frozen; bool has[ZT_SAVED_COUNT]; enum zt_dtype type[ZT_SAVED_COUNT]; };
 struct zt_manifest_rank { int64_t bytes; struct zt_sha256 index; };
@@ -70,4 +79,36 @@ struct zt_manifest {
     struct zt_sha256 previous;    /* manifest of the run's checkpoint before; zero: none */
     int64_t created_ms;           /* for people */
 };
+/* The manifest as text, the same for the same values; malloc'ed. */
+int zt_manifest_text(const struct zt_manifest *m, char **text, size_t *n, struct zt_error *err);
+/* n bytes, one more behind them, are used up. Strict both ways: ZT_ECORRUPT names file and field, ZT_EVERSION a
+ * newer format. zt_manifest_free also frees the spec and the tables of a manifest that was not parsed. */
+int zt_manifest_parse(const char *file, char *text, size_t n, struct zt_manifest *out, struct zt_error *err);
+void zt_manifest_free(struct zt_manifest *m);
+
+/* rank-RRRRR.json: what one writer wrote. */
+struct zt_index_file { char name[96]; int64_t bytes; struct zt_sha256 sha256; int64_t n_pieces; struct zt_hash128 *pieces; };
+struct zt_index_part { int tensor, kind, file; int64_t at; struct zt_rect rect; }; /* at: byte in the file */
+struct zt_index {
+    int64_t step;
+    uint32_t generation;
+    int rank;
+    struct zt_hash128 parameter_hash, state_hash; /* of what is in these files */
+    int n_files; struct zt_index_file *files;
+    int64_t n_parts; struct zt_index_part *parts;
+};
+int zt_index_text(const struct zt_index *x, char **text, size_t *n, struct zt_error *err);
+/* As above; every part is inside its tensor and its file, every file has a plain name of this rank. */
+int zt_index_parse(const char *file, char *text, size_t n, const struct zt_manifest *m, int rank, struct zt_index *out, struct zt_error *err);
+void zt_index_free(struct zt_index *x);
+
+enum { ZT_CKPT_TEXT_MAX = 64 << 20 }; /* bytes of a manifest or an index */
+void zt_ckpt_rank_name(int rank, char out[32]); /* "rank-00001.json" of rank 0 */
+void zt_ckpt_step_name(int64_t step, char out[32]); /* "step-00001000" */
+void zt_ckpt_temp_name(int64_t step, uint32_t generation, char out[64]);
+/* Step and generation of a name made by the two above, -1: it is none of them. */
+int64_t zt_ckpt_step_of(const char *name);
+int64_t zt_ckpt_temp_of(const char *name, uint32_t *generation);
+/* A file's name and nothing that leads elsewhere. */
+bool zt_ckpt_plain_name(const char *name);
 #endif
