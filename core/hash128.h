@@ -6,6 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What a moment's element is hashed under (D12): its tensor's number with one of these. */
+#define ZT_HASH_M 0x40000000u
+#define ZT_HASH_V 0x80000000u
+
 struct zt_hash128 { uint64_t lo, hi; };
 static inline void zt_hash128_add(struct zt_hash128 *a, struct zt_hash128 b) {
     const uint64_t lo = a->lo + b.lo;

@@ -94,15 +94,7 @@ static int add_sent(void *arg, const struct zt_traffic_event *e) {
 
 /* Bytes that a rank sends in a step, without what layers send over their tensor group. */
 static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *err) {
-    const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
-    bool gathers = s->parallelism.mode == ZT_ZERO3 || s->parallelism.mode == ZT_FSDP;
-    struct zt_layout_options o = {.shard_degree = s->parallelism.shard,
-                                  .dtype = r->param,
-                                  .frozen = r->frozen,
-                                  .bucket_bytes = s->parallelism.bucket_mib * (double)ZT_MIB,
-                                  .reduce_dtype = s->precision.reduce_dtype,
-                                  .persistence_threshold =
-                                      gathers ? s->parallelism.persistence_threshold : 0};
+    const struct zt_layout_options o = zt_layout_options_of(s, zt_policy(s->parallelism.mode));
     struct zt_model_table t = {0};
     struct zt_unit_layout l = {0};
     *sent = 0;

@@ -381,15 +381,7 @@ static void take_unit(const struct zt_spec *s, const struct zt_model_table *t,
 static int take_units(const struct zt_spec *s, const struct zt_model_table *t, struct zt_plan *p,
                       struct zt_error *err) {
     const struct zt_policy *policy = zt_policy(s->parallelism.mode);
-    const struct zt_recipe *recipe = zt_recipe_find(s->precision.recipe);
-    struct zt_layout_options o = {
-        .shard_degree = s->parallelism.shard,
-        .dtype = recipe->param,
-        .frozen = recipe->frozen,
-        .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
-        .reduce_dtype = s->precision.reduce_dtype,
-        .persistence_threshold =
-            policy->gather == ZT_GATHER_BEFORE_USE ? s->parallelism.persistence_threshold : 0};
+    const struct zt_layout_options o = zt_layout_options_of(s, policy);
     struct zt_unit_layout l = {0};
     struct zt_walk walk = {0};
     int rc = 0;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/spec.h"
 #include "core/units.h"
 
 struct builder {
@@ -163,6 +164,58 @@ struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, in
     int64_t end = e->offset + e->numel < to ? e->offset + e->numel : to;
     if (end <= begin) return (struct zt_flat_part){0, 0, 0};
     return (struct zt_flat_part){begin - e->offset, begin - from, end - begin};
+}
+
+struct zt_layout_options zt_layout_options_of(const struct zt_spec *s,
+                                              const struct zt_policy *row) {
+    const struct zt_recipe *recipe = zt_recipe_find(s->precision.recipe);
+    bool gathers = row->gather == ZT_GATHER_BEFORE_USE;
+    return (struct zt_layout_options){
+        .shard_degree = s->parallelism.shard,
+        .dtype = recipe->param,
+        .frozen = recipe->frozen,
+        .bucket_bytes = s->parallelism.bucket_mib * (double)ZT_MIB,
+        .reduce_dtype = s->precision.reduce_dtype,
+        .persistence_threshold = gathers ? s->parallelism.persistence_threshold : 0};
+}
+
+static struct zt_flat_range range(const struct zt_flat_group *g, bool cut, int shard_index) {
+    if (!cut) return (struct zt_flat_range){0, g->elements};
+    return (struct zt_flat_range){shard_index * g->shard, g->shard};
+}
+
+struct zt_flat_range zt_flat_stored(const struct zt_policy *row, const struct zt_flat_group *g,
+                                    int shard_index) {
+    return range(g, row->shard_parameters && !g->persistent, shard_index);
+}
+
+struct zt_flat_range zt_flat_owned(const struct zt_policy *row, const struct zt_flat_group *g,
+                                   int shard_index) {
+    return range(g, row->shard_optimizer, shard_index);
+}
+
+bool zt_flat_piece_next(const struct zt_unit_layout *l, const struct zt_model_table *t,
+                        const struct zt_flat_group *g, int64_t from, int64_t count,
+                        struct zt_flat_piece *p) {
+    for (; p->entry < g->n_entries; p->entry++, p->done = 0) {
+        const struct zt_flat_entry *e = &l->entries[g->first_entry + p->entry];
+        const struct zt_flat_part part = zt_flat_part(e, from, from + count);
+        while (p->done < part.count) {
+            const struct zt_part_run run = zt_tensor_run(
+                t, &t->tensors[e->tensor], part.first + p->done, part.count - p->done);
+            p->tensor = e->tensor;
+            p->at = part.at + p->done;
+            p->count = run.count;
+            p->span = run.span;
+            p->done += run.count;
+            if (!run.padding) return true;
+        }
+    }
+    return false;
+}
+
+bool zt_table_speaks(const struct zt_model_table *t, int tensor) {
+    return t->tensor_rank == 0 || t->tensors[tensor].tp_dim >= 0;
 }
 
 int zt_partial_elements(const struct zt_unit_layout *l, const struct zt_model_table *t,

@@ -14,6 +14,7 @@
 #define ZT_ENGINE_LAYOUT_H
 #include <stdbool.h>
 #include "core/layout.h"
+#include "engine/shard/policy.h"
 
 struct zt_flat_entry {
     int tensor, unit;      /* indices into the table */
@@ -54,6 +55,38 @@ struct zt_flat_part {
     int64_t first, at, count;
 };
 struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, int64_t to);
+
+/* How a specification wants its tables laid out in a mode. */
+struct zt_spec;
+struct zt_layout_options zt_layout_options_of(const struct zt_spec *s, const struct zt_policy *row);
+
+/* Elements of a group that a rank stores, and those that are its own: what its optimizer steps and
+ * what it speaks for; those lie within the others. */
+struct zt_flat_range {
+    int64_t from, count;
+};
+struct zt_flat_range zt_flat_stored(const struct zt_policy *row, const struct zt_flat_group *g,
+                                    int shard_index);
+struct zt_flat_range zt_flat_owned(const struct zt_policy *row, const struct zt_flat_group *g,
+                                   int shard_index);
+
+/* A stretch of one tensor inside a range of a group: `at` from the range's start, and where in the
+ * logical tensor. Vocabulary padding is in none. */
+struct zt_flat_piece {
+    int tensor;
+    int64_t at, count;
+    struct zt_span span;
+    int entry; /* of the group, and elements of its part that were walked over; zero before the */
+    int64_t done; /* first call */
+};
+/* The next piece of g's elements [from, from + count), in order; false: no more. The layout is that
+ * of the table. */
+bool zt_flat_piece_next(const struct zt_unit_layout *l, const struct zt_model_table *t,
+                        const struct zt_flat_group *g, int64_t from, int64_t count,
+                        struct zt_flat_piece *p);
+/* Whether a tensor rank speaks for a tensor in what is told of all ranks: the first for what each
+ * of its group holds whole. */
+bool zt_table_speaks(const struct zt_model_table *t, int tensor);
 
 /* Elements with partial gradients (zt_tensor_is_partial) that a rank owns, trainable groups only:
  * of the shard that owns most of them, or, uncut, all. Every shard sums as many, so that every rank

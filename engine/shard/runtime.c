@@ -99,14 +99,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
     r->replicate = env->mesh.replicate;
     r->shard_index = zt_mesh_coords(env->mesh, env->rank).shard;
     RT_TRY(check_mode(env, row, r->recipe, err));
-    struct zt_layout_options o = {
-        .shard_degree = r->shard,
-        .dtype = r->recipe->param,
-        .frozen = r->recipe->frozen,
-        .bucket_bytes = s->parallelism.bucket_mib * 1048576.0,
-        .reduce_dtype = s->precision.reduce_dtype,
-        .persistence_threshold =
-            row->gather == ZT_GATHER_BEFORE_USE ? s->parallelism.persistence_threshold : 0};
+    const struct zt_layout_options o = zt_layout_options_of(s, row);
     RT_TRY(zt_unit_layout_build(env->table, &o, &r->layout, err));
     RT_TRY(rt_state_build(r, err));
     RT_TRY(rt_gather_build(r, err));

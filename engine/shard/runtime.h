@@ -12,8 +12,10 @@
 #define ZT_ENGINE_RUNTIME_H
 #include "core/hash128.h"
 #include "core/spec.h"
+#include "engine/checkpoint/format.h"
 #include "engine/comm/comm.h"
 #include "engine/model/model.h"
+#include "engine/shard/layout.h"
 #include "engine/shard/policy.h"
 #include "engine/trace/intervals.h"
 
@@ -88,6 +90,39 @@ zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), 
  * NULL): n_tensors entries, each of all own elements whatever the rank. */
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
                               struct zt_hash128 *per_tensor, struct zt_error *err);
+
+/* State hash (D12): the same of both moments, M under ZT_HASH_M | number and V under ZT_HASH_V | number,
+ * added up. Zero where there are none yet (state_init lazy). */
+int zt_runtime_state_hash(struct zt_runtime *r, struct zt_hash128 *own,
+                          struct zt_hash128 *per_tensor, struct zt_error *err);
+
+/* ---- what lasts, told by logical tensors: for saving and loading, between windows ---- */
+
+/* A stretch of one tensor in this rank's lasting buffers: elements [0, count) of the span of the whole,
+ * uncut tensor. at[k]: the first of them in the buffer of that kind (device memory), NULL where there is
+ * none: no master in the recipe, no moments of what is frozen or, lazily, before the first update.
+ * Vocabulary padding is in none. */
+struct zt_state_piece {
+    int tensor; /* of the table */
+    struct zt_span span;
+    int64_t count;
+    void *at[ZT_SAVED_COUNT];
+    enum zt_dtype type[ZT_SAVED_COUNT];
+    int group;                   /* of the layout; with `walk` where to go on: all zero before the */
+    struct zt_flat_piece walk;   /* first call */
+};
+/* The next piece that this rank owns, in order of the layout; false: no more. What several ranks own
+ * alike (ddp, replicas, what a tensor group holds whole) each of them is told. */
+bool zt_runtime_owned_next(const struct zt_runtime *r, struct zt_state_piece *p);
+/* The next piece of all parameters that this rank stores, the kind PARAMETER alone: zero1 and zero2
+ * store them whole and own a shard. */
+bool zt_runtime_stored_next(const struct zt_runtime *r, struct zt_state_piece *p);
+const struct zt_unit_layout *zt_runtime_layout(const struct zt_runtime *r);
+/* First of the group's own elements in the buffer of that kind; NULL as above. */
+void *zt_runtime_owned(const struct zt_runtime *r, int group, enum zt_saved kind);
+/* For what is loaded: the updates that its moments and its step count are of. From 1 on the moments are
+ * there, also where state_init is lazy. */
+int zt_runtime_set_updates(struct zt_runtime *r, int64_t updates, struct zt_error *err);
 
 /* Requested bytes (D4): P and O as they are now, G at its largest in the current (or last) window.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/shard/runtime_int.h: the runtime's own struct, shared by runtime.c (windows, units,
  * edges), runtime_gather.c, runtime_reduce.c, runtime_tensor.c (the tensor group), runtime_trace.c
- * (intervals, bytes), runtime_state.c (lasting buffers, initial weights, hash) and runtime_update.c
- * (norm, optimizer).
+ * (intervals, bytes), runtime_state.c (lasting buffers, initial weights, hash), runtime_pieces.c
+ * (what is saved and loaded) and runtime_update.c (norm, optimizer).
  * Private to engine/shard and its tests. */
 #ifndef ZT_ENGINE_RUNTIME_INT_H
 #define ZT_ENGINE_RUNTIME_INT_H
@@ -136,18 +136,9 @@ void *rt_own_gradient(const struct zt_runtime *r, const struct rt_group *g, enum
 
 /* runtime_tensor.c */
 
-/* A stretch of one tensor inside a range of a group: `at` from the range's start, and where in the
- * logical tensor. Vocabulary padding is in none. */
-struct rt_piece {
-    int tensor;
-    int64_t at, count;
-    struct zt_span span;
-    int entry; /* of the group, and elements of its part that were walked over; zero before the */
-    int64_t done; /* first call */
-};
 /* The next piece of g's elements [from, from + count), in order; false: no more. */
 bool rt_piece_next(const struct zt_runtime *r, const struct rt_group *g, int64_t from,
-                   int64_t count, struct rt_piece *p);
+                   int64_t count, struct zt_flat_piece *p);
 /* Whether this rank speaks for a tensor in sums over ranks: tensor rank 0 for what all hold whole.
  */
 bool rt_speaks(const struct zt_runtime *r, int tensor);

@@ -35,10 +35,10 @@ int rt_buffer(struct zt_runtime *r, const struct rt_group *g, int64_t elements, 
  * so: it has no gradient. */
 static int build_runs(struct zt_runtime *r, struct rt_group *g) {
     size_t n = 1;
-    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) n++;
+    for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) n++;
     g->runs = calloc(n, sizeof *g->runs);
     if (!g->runs) return ZT_ENOMEM;
-    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+    for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
         const struct zt_tensor_def *d = &r->env.table->tensors[p.tensor];
         struct zt_optim_run *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
         if (last && last->decay == d->decay && !r->recipe->stochastic)
@@ -51,12 +51,12 @@ static int build_runs(struct zt_runtime *r, struct rt_group *g) {
 }
 
 static void set_ranges(struct zt_runtime *r, struct rt_group *g) {
-    const struct zt_flat_group *d = g->def;
-    bool cut_store = r->policy->shard_parameters && !d->persistent;
-    g->store_from = cut_store ? r->shard_index * d->shard : 0;
-    g->store_count = cut_store ? d->shard : d->elements;
-    g->own_from = r->policy->shard_optimizer ? r->shard_index * d->shard : 0;
-    g->own_count = r->policy->shard_optimizer ? d->shard : d->elements;
+    const struct zt_flat_range stored = zt_flat_stored(r->policy, g->def, r->shard_index),
+                               owned = zt_flat_owned(r->policy, g->def, r->shard_index);
+    g->store_from = stored.from;
+    g->store_count = stored.count;
+    g->own_from = owned.from;
+    g->own_count = owned.count;
 }
 
 /* Draws elements [from, from + count) of a group by logical index, so any cut gives the same
@@ -66,7 +66,7 @@ static int draw(struct zt_runtime *r, const struct rt_group *g, void *base, enum
                 int64_t from, int64_t count, struct zt_error *err) {
     const struct zt_ops *ops = r->env.ops;
     int rc = ops->fill(r->env.ctx, t, base, 0.0f, count, err);
-    for (struct rt_piece p = {0}; rc == 0 && rt_piece_next(r, g, from, count, &p);) {
+    for (struct zt_flat_piece p = {0}; rc == 0 && rt_piece_next(r, g, from, count, &p);) {
         const struct zt_tensor_def *d = &r->env.table->tensors[p.tensor];
         void *at = rt_at(base, p.at, t);
         if (d->init == ZT_INIT_NORMAL)
@@ -168,7 +168,7 @@ static const void *value_at(const struct rt_group *g, int64_t at, enum zt_dtype 
 
 static int hash_group(struct zt_runtime *r, const struct rt_group *g, struct zt_hash128 *own,
                       struct zt_hash128 *per_tensor, struct zt_error *err) {
-    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+    for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
         bool speaks = rt_speaks(r, p.tensor);
         if (!speaks && !per_tensor) continue;
         enum zt_dtype t;

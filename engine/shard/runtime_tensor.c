@@ -13,31 +13,16 @@
 #include "engine/shard/runtime_int.h"
 
 bool rt_piece_next(const struct zt_runtime *r, const struct rt_group *g, int64_t from,
-                   int64_t count, struct rt_piece *p) {
-    for (; p->entry < g->def->n_entries; p->entry++, p->done = 0) {
-        const struct zt_flat_entry *e = &r->layout.entries[g->def->first_entry + p->entry];
-        const struct zt_flat_part part = zt_flat_part(e, from, from + count);
-        while (p->done < part.count) {
-            const struct zt_part_run run =
-                zt_tensor_run(r->env.table, &r->env.table->tensors[e->tensor], part.first + p->done,
-                              part.count - p->done);
-            p->tensor = e->tensor;
-            p->at = part.at + p->done;
-            p->count = run.count;
-            p->span = run.span;
-            p->done += run.count;
-            if (!run.padding) return true;
-        }
-    }
-    return false;
+                   int64_t count, struct zt_flat_piece *p) {
+    return zt_flat_piece_next(&r->layout, r->env.table, g->def, from, count, p);
 }
 
 bool rt_speaks(const struct zt_runtime *r, int tensor) {
-    return r->env.table->tensor_rank == 0 || r->env.table->tensors[tensor].tp_dim >= 0;
+    return zt_table_speaks(r->env.table, tensor);
 }
 
 /* The next piece of own elements whose gradient is partial. */
-static bool partial_next(const struct zt_runtime *r, const struct rt_group *g, struct rt_piece *p) {
+static bool partial_next(const struct zt_runtime *r, const struct rt_group *g, struct zt_flat_piece *p) {
     while (g->def->trainable && rt_piece_next(r, g, g->own_from, g->own_count, p))
         if (zt_tensor_is_partial(&r->env.table->tensors[p->tensor],
                                  r->env.spec->parallelism.sequence_parallel))
@@ -61,7 +46,7 @@ static int move(struct zt_runtime *r, void *packed, bool in, struct zt_error *er
     int64_t start = rt_now(r), at = 0;
     enum zt_dtype t = own_type(r);
     for (int i = 0; i < r->layout.n_groups; i++)
-        for (struct rt_piece p = {0}; partial_next(r, &r->groups[i], &p); at += p.count) {
+        for (struct zt_flat_piece p = {0}; partial_next(r, &r->groups[i], &p); at += p.count) {
             void *base = rt_own_gradient(r, &r->groups[i], &t);
             if (!base)
                 return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld",

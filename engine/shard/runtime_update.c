@@ -26,7 +26,7 @@ static int squares_of(struct zt_runtime *r, struct rt_group *g, struct norm *n,
         return zt_fail(err, ZT_EINTERNAL, "group %s has no gradient in step %lld: no backward ran",
                        g->def->name, (long long)r->step);
     int bad = -1; /* the last of them: a tensor may be in several pieces */
-    for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+    for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
         struct zt_fixsum one;
         if (!rt_speaks(r, p.tensor)) continue;
         zt_fixsum_zero(&one);

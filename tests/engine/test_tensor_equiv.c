@@ -44,7 +44,7 @@ static void take_gradient(struct tp_job *j, const struct bench *b) {
         enum zt_dtype t;
         if (!g->def->trainable) continue;
         const float *own = rt_own_gradient(r, g, &t);
-        for (struct rt_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);)
+        for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);)
             for (int64_t k = 0, n; k < p.count; k += n) {
                 uint64_t index;
                 n = zt_span_run(&p.span, k, p.count - k, &index);
