@@ -7,7 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum zt_purpose { ZT_RNG_INIT = 1, ZT_RNG_DROPOUT = 2, ZT_RNG_ROUNDING = 3, ZT_RNG_TEST = 4 };
+enum zt_purpose { ZT_RNG_INIT = 1, ZT_RNG_DROPOUT = 2, ZT_RNG_ROUNDING = 3, ZT_RNG_TEST = 4,
+                  ZT_RNG_SAMPLE = 5 };
 
 void zt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 /* The four words of (seed, purpose, step, tensor, index). */

@@ -6,11 +6,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,6 +25,27 @@ static int posix_open(void *arg, const char *path, int flags, mode_t mode) {
         if (fd >= 0) return fd;
         if (errno != EINTR) return -errno;
     }
+}
+
+/* By the kernel (openat2); one that is too old for it: names without a slash alone, and no links at all. */
+static int posix_open_beneath(void *arg, const char *folder, const char *name, int flags) {
+    struct open_how how = {.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC),
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    int at = posix_open(arg, folder, O_PATH | O_DIRECTORY, 0);
+    if (at < 0) return at;
+    long fd;
+    do
+        fd = syscall(SYS_openat2, at, name, &how, sizeof how);
+    while (fd < 0 && (errno == EINTR || errno == EAGAIN));
+    if (fd < 0 && (errno == ENOSYS || errno == EPERM)) {
+        if (strchr(name, '/') || strcmp(name, "..") == 0)
+            errno = EXDEV;
+        else
+            fd = openat(at, name, flags | O_CLOEXEC | O_NOFOLLOW);
+    }
+    const int rc = fd >= 0 ? (int)fd : -errno;
+    close(at);
+    return rc;
 }
 
 static ssize_t posix_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
@@ -141,6 +164,7 @@ static int posix_random(void *arg, void *buf, size_t n) {
 
 const struct zt_sys zt_sys_posix = {
     .open = posix_open,
+    .open_beneath = posix_open_beneath,
     .pread = posix_pread,
     .pwrite = posix_pwrite,
     .fsync = posix_fsync,
@@ -170,6 +194,12 @@ static int nth_open(void *arg, const char *path, int flags, mode_t mode) {
     struct zt_sys_nth *s = arg;
     int rc = nth_hit(s);
     return rc ? rc : s->real->open(s->real->arg, path, flags, mode);
+}
+
+static int nth_open_beneath(void *arg, const char *folder, const char *name, int flags) {
+    struct zt_sys_nth *s = arg;
+    int rc = nth_hit(s);
+    return rc ? rc : s->real->open_beneath(s->real->arg, folder, name, flags);
 }
 
 static ssize_t nth_pread(void *arg, int fd, void *buf, size_t n, off_t at) {
@@ -265,6 +295,7 @@ struct zt_sys zt_sys_fail_nth(struct zt_sys_nth *state) {
     return (struct zt_sys){
         .arg = state,
         .open = nth_open,
+        .open_beneath = nth_open_beneath,
         .pread = nth_pread,
         .pwrite = nth_pwrite,
         .fsync = nth_fsync,

@@ -17,6 +17,8 @@ struct zt_sys {
     void *arg; /* first argument of every function */
     /* files; return like the system calls: >= 0 or -errno */
     int (*open)(void *arg, const char *path, int flags, mode_t mode);
+    /* `name` under `folder` and nowhere else: a name or a link that leads out of it is -EXDEV or -ELOOP */
+    int (*open_beneath)(void *arg, const char *folder, const char *name, int flags);
     ssize_t (*pread)(void *arg, int fd, void *buf, size_t n, off_t at);
     ssize_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, off_t at);
     int (*fsync)(void *arg, int fd);

@@ -182,3 +182,39 @@ Test(sys, clock_and_random) {
     cr_assert_eq(n.random(n.arg, x, sizeof x), 0);
     cr_assert_eq(state.calls, 0);
 }
+
+static int open_under(const char *name) { return zt_sys_posix.open_beneath(NULL, folder, name, O_RDONLY); }
+
+static void expect_opens(const char *name, const char *text) {
+    char got[16] = "";
+    int fd = open_under(name);
+    cr_assert_geq(fd, 0, "%s: %s", name, strerror(-fd));
+    cr_expect_eq(read(fd, got, sizeof got - 1), (ssize_t)strlen(text));
+    cr_expect_str_eq(got, text);
+    close(fd);
+}
+
+/* Names and links that stay inside are opened, the others are not. */
+Test(sys, nothing_is_opened_outside_of_a_folder, .init = make_folder, .fini = remove_folder) {
+    char link[160], target[160];
+    cr_assert_eq(zt_sys_write_atomic(&zt_sys_posix, path, "inside", 6, 0600), 0);
+    expect_opens("file", "inside");
+    cr_expect_eq(open_under("none"), -ENOENT);
+    const char *const outside[] = {"/etc/hostname", "../../etc/hostname", "..", "./../../etc/hostname"};
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        int rc = open_under(outside[i]);
+        cr_expect(rc == -EXDEV || rc == -ELOOP, "%s: %d", outside[i], rc);
+    }
+    const char *const to[] = {"/etc/hostname", "../../etc/hostname", "/proc/self/exe"};
+    snprintf(link, sizeof link, "%s/link", folder);
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+        cr_assert_eq(symlink(to[i], link), 0);
+        int rc = open_under("link");
+        cr_expect(rc == -EXDEV || rc == -ELOOP, "a link to %s: %d", to[i], rc);
+        unlink(link);
+    }
+    snprintf(target, sizeof target, "file");
+    cr_assert_eq(symlink(target, link), 0);
+    expect_opens("link", "inside");
+    unlink(link);
+}
