@@ -122,6 +122,7 @@ struct zt_trainer {
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
     bool counts_static, stop, dtypes_told;
+    int diverged; /* rank that train_agree.c found to be wrong, -1 */
     struct zt_step_report report;
 };
 #define ZT_CONTROL_WORDS 16
@@ -131,9 +132,14 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err);
 /* What comm.measure_seconds asks for: times of collectives, as events COMM_MEASURED. */
 int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err);
 void zt_trainer_close(struct zt_trainer *t, bool failed);
-/* All ranks hold one set of parameters: hashes agree over the replicas, and over the ranks of a
- * tensor group for what each holds whole. `global` is the hash of the whole model. ZT_EDIVERGED
- * names the ranks and the tensor. */
+
+/* train_agree.c */
+/* Before step 1: one specification, the same samples, the same weights on every rank. */
+int zt_trainer_agree(struct zt_trainer *t, struct zt_error *err);
+/* All ranks hold one set of parameters: hashes agree over the replicas, over the ranks of a tensor
+ * group for what each holds whole, and over all that is stored whole. `global` is the hash of the
+ * whole model. ZT_EDIVERGED names rank, unit and tensor; t->diverged is the rank where a majority
+ * says which one it is, else -1. */
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
 
 /* train_step.c: one window, from data to update; the report's loss and time fields */
