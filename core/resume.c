@@ -11,9 +11,8 @@
 
 /* ---- checkpoint.load, model.init_from ---- */
 
-static bool id_char(char c) {
-    return islower((unsigned char)c) || isdigit((unsigned char)c) || strchr("._-", c) != NULL;
-}
+/* Of a name, or of an id, which has capitals. */
+static bool id_char(char c) { return c != '\0' && (isalnum((unsigned char)c) || strchr("._-", c) != NULL); }
 
 /* A step: digits, above 0, no leading 0. */
 static bool step_of(const char *text, int64_t *step) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/spec_check.c: the list of problems, and every rule of run.yaml that ties values together.
  * Pure; works on the caller's structs only. */
+#include "core/resume.h"
 #include "core/spec_schema.h"
 #include <ctype.h>
 #include <float.h>
@@ -202,14 +203,25 @@ static void check_schedule(struct zt_problems *p, const struct zt_spec *s) {
                     "or sqrt, or leave it out");
 }
 
-static void check_service(struct zt_problems *p, const struct zt_spec *s) {
+/* Checkpoints and weights that are named; whether they are there is seen where they are. */
+static void check_names(struct zt_problems *p, const struct zt_spec *s) {
+    struct zt_load load;
+    struct zt_error err;
+    if (s->checkpoint.enabled && zt_load_parse(s->checkpoint.load, &load, &err))
+        ZT_PROBLEM(p, "checkpoint.load", "%s", err.msg);
+    if (zt_init_from_parse(s->init_from, &load, &err))
+        ZT_PROBLEM(p, "model.init_from", "%s", err.msg);
+}
+
+static void check_service(struct zt_problems *p, struct zt_spec *s) {
     if (s->checkpoint.enabled && s->checkpoint.keep_latest_k == 1)
         ZT_PROBLEM(p, "checkpoint.keep_latest_k",
                 "1 would leave nothing to fall back on; give 0 (all) or 2 and more");
     if (s->checkpoint.enabled && zt_spec_given(s, "checkpoint.interval") && s->training.steps > 0 &&
         s->checkpoint.interval >= s->training.steps)
-        ZT_PROBLEM(p, "checkpoint.interval", "%lld is not below training.steps %lld",
+        zt_note(p, s, zt_schema_row("checkpoint.interval"), "%lld is not below training.steps %lld: only the last step is saved",
                 LL(s->checkpoint.interval), LL(s->training.steps));
+    check_names(p, s);
     double progress = s->timeouts.progress > 0 ? s->timeouts.progress : 10;
     if (s->comm.train_timeout_seconds <= progress)
         ZT_PROBLEM(p, "comm.train_timeout_seconds",

@@ -132,8 +132,7 @@ static const struct zt_key keys[] = {
          "`bytes`: text, one token a byte (ids below 256); `none`: the files hold token ids."),
     BOOL("dataset.shuffle", dataset.shuffle, "true", "A new order every epoch."),
     BOOL("dataset.drop_last", dataset.drop_last, "true",
-         "At the end of counted epochs, drop the samples that do not fill all ranks, instead of repeating some. "
-         "With training.steps none is dropped or repeated: epochs follow one another without a seam."),
+         "Drop the samples that do not fill all ranks, instead of repeating some."),
     INT64("dataset.seed", dataset.seed, 0, NO_MAX, "0", "Seed of the order."),
     BOOL("dataset.document_masks", dataset.document_masks, "false",
          "Attention does not cross the ends of documents: of the lines of `.jsonl` files, of documents in `.bin` "
@@ -302,7 +301,8 @@ static const struct zt_key keys[] = {
     INT64("checkpoint.keep_every", checkpoint.keep_every, 0, 1e12, "0",
           "Also keep each multiple of so many steps; 0: none."),
     STRING("checkpoint.load", checkpoint.load, 0, "auto",
-           "`auto`: the newest there is, else a fresh start; `none`; or a checkpoint."),
+           "What to begin from: `auto` (the newest of this run, else a fresh start); `never` (nothing of another run); `step:N`; "
+           "`run:ID` or `run:ID@N` (another run's); `weights_only` (parameters only: not a resume)."),
     BOOL("checkpoint.on_preempt", checkpoint.on_preempt, "true", "Save when asked to stop."),
 
     SECTION("memory", "The caching allocator of each rank."),

@@ -194,6 +194,9 @@ Test(manual, names_every_json_field) {
     row.max = &step;
     oom.by_tag = &tags;
     attempt.oom = &oom;
+    Zt__Checkpoint checkpoint = ZT__CHECKPOINT__INIT;
+    checkpoint.state = none;
+    run.checkpoint = run.saving = &checkpoint;
     run.summary = &summary;
     run.n_ranks = run.n_attempts = 1;
     run.ranks = ranks;

@@ -30,6 +30,8 @@ int zt_cmd_wait(const struct zt_options *o);
 int zt_cmd_workers(const struct zt_options *o);
 int zt_cmd_estimate(const struct zt_options *o);
 int zt_cmd_calibrate(const struct zt_options *o);
+int zt_cmd_checkpoint(const struct zt_options *o);
+int zt_cmd_drill(const struct zt_options *o);
 int zt_cmd_version(const struct zt_options *o);
 
 /* "zctl: message" on stderr, escaped line by line; returns the exit code of `code`. */
@@ -47,26 +49,44 @@ int zt_explain_run(const struct zt_options *o);  /* o->subject: a run */
 /* What stands under EXPOSED for one collective: a time, "covered" or "control". */
 const char *zt_exposed_word(bool control, double seconds, char *buf, size_t n);
 
-/* ---- submit.c: run files ---- */
+/* ---- run_file.c ---- */
+/* RUN@STEP, or the folder of a step or of a run's checkpoints: one with a "/" in it or beginning with ".". */
+struct zt_run_at { char run[ZT_PATH_MAX]; int64_t step; /* -1: not given */ bool folder; };
+/* ZT_EINVAL says what is expected. */
+int zt_run_at_parse(const char *text, struct zt_run_at *out, struct zt_error *err);
+#define ZT_RUN_FILE_ADDED 24
 struct zt_run_file {
     char *text;
     size_t bytes;
     char file[ZT_PATH_MAX];        /* as typed, for messages */
     char folder[ZT_PATH_MAX];      /* absolute folder of the file */
-    const char *set[ZT_MAX_SETS + 8];
-    char added[8][2 * ZT_PATH_MAX + 32]; /* overrides of ours: absolute paths, the name, what a probe cuts */
+    const char *set[ZT_MAX_SETS + ZT_RUN_FILE_ADDED];
+    char added[ZT_RUN_FILE_ADDED][2 * ZT_PATH_MAX + 32]; /* overrides of ours: absolute paths, the name, what a probe cuts */
     int n_set, n_added;
+    struct zt_run_at resume;       /* run "": from the beginning, or as checkpoint.load says */
+    bool accept_batch_change;
     struct zt_spec spec;           /* parsed, not resolved */
 };
 /* The bytes of a file ("-": standard input), malloc'ed; a little more than `most` when there are more, so that
  * whoever reads them sees it. */
 int zt_read_text(const char *path, size_t most, char **text, size_t *bytes, struct zt_error *err);
-/* Reads, parses and checks; relative data paths become absolute overrides. */
+/* Reads, parses and checks; relative paths of data, checkpoints and weights become absolute overrides. */
 int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
-/* One more override, after all others; zt_run_file_parse makes them count. */
+/* Those of the command line and the name of --name, into a file whose text is there; parses. */
+int zt_run_file_sets(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err);
+/* One more override, after all others; zt_run_file_parse makes them count. At most ZT_RUN_FILE_ADDED. */
 int zt_run_file_set(struct zt_run_file *f, const char *key, const char *value, struct zt_error *err);
 int zt_run_file_parse(struct zt_run_file *f, struct zt_error *err);
+/* Its length, in steps (instead of epochs). The learning rate's warm-up may not be longer; no byte depends on it. */
+int zt_run_file_shorten(struct zt_run_file *f, int64_t steps, struct zt_error *err);
 void zt_run_file_free(struct zt_run_file *f);
+
+/* ---- resume.c ---- */
+/* o->resume: the run is found, and whether it may be gone on from is checked; ZT_EINVAL names the key that must not
+ * differ. Without o->subject *f becomes that run's own file, with the overrides of the command line. */
+int zt_run_file_resume(const struct zt_options *o, struct zt_source *s, struct zt_run_file *f, struct zt_error *err);
+
+/* ---- submit.c ---- */
 /* What was accepted but needs a word, on stderr. */
 void zt_print_notes(const struct zt_spec *s);
 /* Plans the run for the workers there are and says so on stderr. *plan: what goes with the submit (malloc'ed; NULL:
@@ -75,7 +95,7 @@ struct zt_connected;
 int zt_plan_submit(const struct zt_options *o, const struct zt_run_file *f, const struct zt_connected *c, char **plan,
                    bool *forced, struct zt_error *err);
 /* A new request key each; f and plan (NULL: none) must live while *req is used. */
-struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + 8]; };
+struct zt_submit_request { Zt__Envelope env; Zt__Submit submit; uint8_t key[16]; char *sets[ZT_MAX_SETS + ZT_RUN_FILE_ADDED]; };
 int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file *f, int workers, const char *plan,
                            bool force, struct zt_error *err);
 
@@ -85,7 +105,12 @@ int zt_submit_planned(const struct zt_options *o, const struct zt_run_file *f, s
 
 /* ---- run.c ---- */
 /* What to say when the run has ended, instead of zctl run's summary; returns the exit code. */
-struct zt_run_end { int (*tell)(void *arg, struct zt_source *s, const Zt__RunDetail *d); void *arg; };
+struct zt_run_end {
+    int (*tell)(void *arg, struct zt_source *s, const Zt__RunDetail *d);
+    void *arg;
+    /* asked while it runs; true: it is cancelled, and that is no failure. NULL: it runs to its end */
+    bool (*enough)(void *arg, struct zt_source *s, const Zt__RunDetail *d);
+};
 /* A private coordinator and workers, the run from start to end, nothing left behind. end: NULL = the summary. */
 int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const struct zt_run_end *end);
 /* From here on Ctrl-C is counted; the second one ends this process at once. */
@@ -94,6 +119,9 @@ int zt_interrupts(void);
 int zt_cancel_run(struct zt_source *s, const char *run, struct zt_error *err);
 
 /* ---- read.c ---- */
+/* Opens, asks once, and on failure reports: 0 or an exit code. end: closes both; rc is reported. */
+int zt_ask_once(const struct zt_options *o, struct zt_source *s, Zt__Envelope *req, struct zt_answer *a);
+int zt_ask_end(struct zt_source *s, struct zt_answer *a, int rc, const struct zt_error *err);
 /* All step rows (or rank rows) after `after`, as JSON objects; last: the newest step seen. */
 int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char *run, bool ranks,
                      int64_t after, json_t *rows, int64_t *last, struct zt_error *err);
@@ -103,7 +131,10 @@ int zt_fetch_metrics(struct zt_source *s, const struct zt_options *o, const char
 void zt_step_columns(const json_t *rows, bool ranks, struct zt_column out[ZT_STEP_COLUMNS]);
 int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_answer *a,
                  struct zt_error *err);
+
+/* ---- status.c ---- */
 void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d);
+extern const struct zt_column zt_run_columns[]; /* of rows of zt_json_summary */
 
 /* ---- memory.c ---- */
 /* What the newest generation that ran out of memory said: its `oom` with generation, rank and worker; null

@@ -67,6 +67,13 @@ static json_t *exposed_by(const Zt__StepReport *r) {
     return a;
 }
 
+/* Of 64 bits, which a JSON number does not hold everywhere: as hexadecimal text. */
+static json_t *hash64(bool has, uint64_t v) {
+    char text[20];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)v);
+    return has ? json_string(text) : json_null();
+}
+
 /* The fields that a step's row and a rank's row share, in their order. */
 static json_t *step_fields(const char *run, int64_t step, uint32_t generation, const Zt__StepReport *r,
                            json_t *tokens_per_second, json_t *peak_rank) {
@@ -108,13 +115,17 @@ static json_t *step_fields(const char *run, int64_t step, uint32_t generation, c
     put(o, "tokens_supervised", INT(r, tokens_supervised));
     put(o, "tokens_padding", INT(r, tokens_padding));
     put(o, "global_batch", INT(r, global_batch));
+    put(o, "sample_hash", hash64(r->has_sample_hash, r->sample_hash));
     return o;
 }
 
 json_t *zt_json_step(const char *run, const Zt__StepRow *row) {
     static const Zt__StepReport none = ZT__STEP_REPORT__INIT;
-    return step_fields(run, row->step, row->generation, row->max ? row->max : &none,
-                       REAL(row, tokens_per_second), INT(row, peak_rank));
+    const Zt__StepReport *r = row->max ? row->max : &none;
+    json_t *o = step_fields(run, row->step, row->generation, r, REAL(row, tokens_per_second), INT(row, peak_rank));
+    put(o, "parameter_hash", zt_json_text(r->parameter_hash));
+    put(o, "state_hash", zt_json_text(r->state_hash));
+    return o;
 }
 
 static json_t *coords(struct zt_mesh mesh, uint32_t rank) {
@@ -147,6 +158,7 @@ json_t *zt_json_rank(const char *run, struct zt_mesh mesh, const Zt__StepReport 
     put(o, "outside_allocator_bytes", INT(r, outside_allocator_bytes));
     put(o, "sent_bytes", INT(r, sent_bytes));
     put(o, "parameter_hash", zt_json_text(r->parameter_hash));
+    put(o, "state_hash", zt_json_text(r->state_hash));
     return o;
 }
 
@@ -231,8 +243,34 @@ static json_t *attempt(const Zt__Attempt *a) {
     put(o, "stop_seconds", zt_json_real(a->has_stop_seconds && a->stop_seconds >= 0, a->stop_seconds));
     put(o, "start_seconds", zt_json_real(a->has_start_seconds && a->start_seconds >= 0, a->start_seconds));
     put(o, "form_seconds", zt_json_real(a->has_form_seconds && a->form_seconds >= 0, a->form_seconds));
+    put(o, "load_seconds", zt_json_real(a->has_load_seconds && a->load_seconds >= 0, a->load_seconds));
+    put(o, "start_step", INT(a, start_step));
     put(o, "consequences", list);
     put(o, "oom", oom(a->oom));
+    return o;
+}
+
+json_t *zt_json_checkpoint(const Zt__Checkpoint *c) {
+    char hex[65] = "";
+    json_t *o = json_object();
+    for (size_t i = 0; c->has_manifest_sha256 && i < c->manifest_sha256.len && i < 32; i++)
+        snprintf(hex + 2 * i, 3, "%02x", c->manifest_sha256.data[i]);
+    put(o, "step", json_integer(c->step));
+    put(o, "generation", json_integer(c->generation));
+    put(o, "state", zt_json_text(c->state));
+    put(o, "bytes", INT(c, bytes));
+    put(o, "shards", INT(c, world));
+    put(o, "shards_in", INT(c, shards));
+    put(o, "verified", c->has_verified ? json_boolean(c->verified) : json_null());
+    put(o, "pinned", c->has_pinned ? json_boolean(c->pinned) : json_null());
+    put(o, "stall_seconds", REAL(c, stall_seconds));
+    put(o, "write_seconds", REAL(c, write_seconds));
+    put(o, "created", zt_json_time(c->has_created_ms ? c->created_ms : 0));
+    put(o, "parameter_hash", zt_json_text(c->parameter_hash));
+    put(o, "state_hash", zt_json_text(c->state_hash));
+    put(o, "manifest_sha256", zt_json_text(hex));
+    put(o, "folder", zt_json_text(c->folder));
+    put(o, "message", zt_json_text(c->message));
     return o;
 }
 
@@ -250,7 +288,9 @@ json_t *zt_json_run(const Zt__RunDetail *d) {
     put(o, "mode", zt_json_text(d->mode));
     put(o, "mesh", mesh);
     put(o, "ranks", ranks);
-    put(o, "checkpoint", json_null()); /* no checkpoints in this version */
+    put(o, "checkpoint", d->checkpoint ? zt_json_checkpoint(d->checkpoint) : json_null());
+    put(o, "saving", d->saving ? zt_json_checkpoint(d->saving) : json_null());
+    put(o, "resumed_from", zt_json_text(d->resumed_from));
     put(o, "restarts_counted", INT(d, restarts_counted));
     put(o, "max_restarts", INT(d, max_restarts));
     put(o, "attempts", attempts);

@@ -13,6 +13,9 @@ json_t *zt_json_step(const char *run, const Zt__StepRow *row);
 /* One rank's row; mesh with a degree of 0: not known. */
 json_t *zt_json_rank(const char *run, struct zt_mesh mesh, const Zt__StepReport *r);
 json_t *zt_json_summary(const Zt__RunSummary *s);
+/* {step, generation, state, bytes, shards, shards_in, verified, pinned, stall_seconds, write_seconds, created,
+ * parameter_hash, state_hash, manifest_sha256, folder, message} */
+json_t *zt_json_checkpoint(const Zt__Checkpoint *c);
 json_t *zt_json_run(const Zt__RunDetail *d);
 json_t *zt_json_memory(const Zt__MemoryRow *row, const json_t *predicted); /* NULL: none */
 /* {predicted_peak_allocated_bytes, measured_peak_allocated_bytes, difference_bytes, rank, window, unpredicted}: over

@@ -45,11 +45,14 @@ static int dispatch(const struct zt_options *o) {
     case ZT_CMD_WORKERS: return zt_cmd_workers(o);
     case ZT_CMD_ESTIMATE: return zt_cmd_estimate(o);
     case ZT_CMD_CALIBRATE: return zt_cmd_calibrate(o);
+    case ZT_CMD_CHECKPOINT:
+    case ZT_CMD_DRILL: break; /* not in this version */
     case ZT_CMD_VERSION: return zt_cmd_version(o);
     case ZT_CMD_HELP:
     case ZT_CMD_COUNT: break;
     }
-    return ZT_EXIT_OTHER;
+    struct zt_error err;
+    return zt_report(zt_fail(&err, ZT_EUNSUPPORTED, "zctl %s is not in this version", zt_command_name(o->command)), &err);
 }
 
 int main(int argc, char **argv) {

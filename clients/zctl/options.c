@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients/zctl/options.c: the table, its parser and the help made from it. */
+/* clients/zctl/options.c: the table and its parser; the help made from it is in options_help.c. */
 #include "clients/zctl/options.h"
 #include <errno.h>
 #include <locale.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include "core/units.h"
 
-static const struct { const char *name, *subject; bool needed; const char *help, *example; } commands[] = {
+static const struct zt_command_row commands[] = {
     [ZT_CMD_RUN] = {"run", "FILE", true,
                     "Train on this machine: starts a private coordinator and workers, follows the run, "
                     "prints a summary and stops what it started. Ctrl-C cancels the run, a second one "
@@ -78,6 +78,18 @@ static const struct { const char *name, *subject; bool needed; const char *help,
                           "Measure this machine with the kernels that train on it and write the result into the table "
                           "of devices that plans are made for.",
                           "zctl calibrate --workers 2 --comm"},
+    [ZT_CMD_CHECKPOINT] = {"checkpoint", "ACTION RUN", true,
+                           "What is saved of a run. ls: all of it; show: one, what is in it and who wrote it; verify: read "
+                           "everything and compare it with its hashes; pin, unpin: retention leaves it alone; rm: remove "
+                           "one; gc: remove what retention lets go and what was left behind; diff A B: compare two, "
+                           "element by element. One is named RUN@STEP, RUN (its newest) or, for ls, show, verify and diff, by its folder. "
+                           "Exit code 1: verify found a fault, diff a difference.",
+                           "zctl checkpoint verify quickstart@1000"},
+    [ZT_CMD_DRILL] = {"drill", "FILE", true,
+                      "Prove that going on from a checkpoint changes nothing: 2n steps straight through, and n steps, a stop, a "
+                      "resume and n more, with a private coordinator as zctl run has it; every step is compared. "
+                      "Exit code 0: equal; 1: not, with the first difference.",
+                      "zctl drill examples/quickstart.yaml --steps 10 --workers 2"},
     [ZT_CMD_VERSION] = {"version", NULL, false, "Versions of this program and of the coordinator.",
                         "zctl version"},
     [ZT_CMD_HELP] = {"help", "COMMAND", false, "This text, or that of a command.", "zctl help run"},
@@ -85,26 +97,31 @@ static const struct { const char *name, *subject; bool needed; const char *help,
 
 #define ON(c) (1u << ZT_CMD_##c)
 #define EVERYWHERE ((1u << ZT_CMD_COUNT) - 1)
-#define ELSEWHERE (EVERYWHERE & ~ON(RUN)) /* run has a coordinator of its own */
+#define ELSEWHERE (EVERYWHERE & ~ON(RUN) & ~ON(DRILL)) /* these have a coordinator of their own */
 
 enum {
     OPT_COORD, OPT_TOKEN, OPT_STATE, OPT_SVG, OPT_OUTPUT, OPT_COLOR, OPT_TIMEOUT, OPT_HELP, OPT_SET, OPT_NAME,
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
-    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS,
+    OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS, OPT_RESUME, OPT_ACCEPT_BATCH, OPT_RESUME_WORKERS, OPT_DRY_RUN,
     OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE, OPT_BUDGET, OPT_SELECT
 };
 
 static const struct zt_option rows[] = {
-    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE) | ON(PLAN) | ON(ADVISE), OPT_WORKERS,
+    {"--workers", 'w', "N", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(CONVERT) | ON(EXPLAIN) | ON(CALIBRATE) | ON(PLAN) | ON(ADVISE) | ON(DRILL), OPT_WORKERS,
      "Number of workers; the degrees left out fill them. calibrate: so many compute at once; default 1."},
-    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN) | ON(PLAN) | ON(ADVISE), OPT_SET,
+    {"--set", 0, "KEY=VALUE", ON(RUN) | ON(PROBE) | ON(SUBMIT) | ON(VALIDATE) | ON(EXPLAIN) | ON(PLAN) | ON(ADVISE) | ON(DRILL), OPT_SET,
      "Override a key of the run file; may be given again."},
     {"--name", 0, "NAME", ON(RUN) | ON(PROBE) | ON(SUBMIT), OPT_NAME, "Name of the run instead of the file's."},
     {"--follow", 'f', NULL, ON(SUBMIT) | ON(LOGS) | ON(EVENTS), OPT_FOLLOW,
      "Keep printing until the run ends; Ctrl-C leaves the run alone."},
     {"--force", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_FORCE,
      "Although the plan fits no connected worker (exit code 7 without it)."},
+    {"--resume", 0, "RUN[@STEP]", ON(RUN) | ON(SUBMIT), OPT_RESUME,
+     "Go on from a checkpoint of RUN; default: its newest. Without FILE with RUN's own run file, --set on top."},
+    {"--accept-batch-change", 0, NULL, ON(RUN) | ON(SUBMIT), OPT_ACCEPT_BATCH,
+     "With --resume: although the global batch or the tokens of a step differ from RUN's."},
+    {"--dry-run", 0, NULL, ON(CHECKPOINT), OPT_DRY_RUN, "gc: say what would be removed, and remove nothing."},
     {"--show", 0, NULL, ON(VALIDATE), OPT_SHOW, "Print the effective configuration."},
     {"--capacity-gib", 0, "X", ON(PLAN) | ON(ADVISE), OPT_CAPACITY,
      "Memory of the allocator of each rank; default: what a connected worker offers, else the device's."},
@@ -118,10 +135,13 @@ static const struct zt_option rows[] = {
     {"--units", 0, NULL, ON(PLAN), OPT_UNITS, "The units: size, padding, groups, resharding, prefetch."},
     {"--trace", 0, "FILE", ON(PLAN), OPT_TRACE, "Write the step for trace viewers (Chrome, Perfetto); - is standard output, without the page."},
     {"--straggler", 0, "F", ON(PLAN), OPT_STRAGGLER, "Times when one rank computes F times slower (above 1)."},
-    {"--steps", 0, "N", ON(PROBE), OPT_STEPS, "Whole steps to run; default 3, and with fewer nothing is called a fit."},
-    {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE), OPT_MEMORY,
+    {"--steps", 0, "N", ON(PROBE) | ON(DRILL), OPT_STEPS,
+     "probe: whole steps to run; default 3, and with fewer nothing is called a fit. drill: steps before the stop and after it; default 10."},
+    {"--resume-workers", 0, "M", ON(DRILL), OPT_RESUME_WORKERS,
+     "Go on with so many workers: losses then agree to 1e-5, samples exactly. Default: as many as before, and equal bits."},
+    {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE) | ON(DRILL), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free."},
-    {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
+    {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE) | ON(DRILL), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
     {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN) | ON(PLAN), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest. "
      "plan: the place of these ranks in the mesh."},
@@ -148,11 +168,11 @@ static const struct zt_option rows[] = {
      "--coord: instead, between the workers that are connected there, within a host and over all of their hosts."},
     {"--duration", 0, "S", ON(CALIBRATE), OPT_DURATION, "Measure for about S seconds; default 30, below 5 only small shapes."},
     {"--coord", 0, "HOST:PORT", ELSEWHERE, OPT_COORD,
-     "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run."},
+     "The coordinator; else ZCTL_COORD, else 127.0.0.1:7000. Not with run and drill."},
     {"--token-file", 0, "FILE", ELSEWHERE, OPT_TOKEN,
-     "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user. Not with run."},
+     "Key of the coordinator; else ZTRAIN_TOKEN_FILE, else the one of the same user. Not with run and drill."},
     {"--state", 0, "DIR", EVERYWHERE, OPT_STATE,
-     "Read a coordinator's state folder; no daemon is needed. With run and probe: the folder to use."},
+     "Read a coordinator's state folder; no daemon is needed. With run, probe and drill: the folder to use."},
     {"--output", 'o', "FORMAT", EVERYWHERE, OPT_OUTPUT,
      "table, json, jsonl (one object a line) or csv; else ZCTL_OUTPUT. With convert also the new run file to write."},
     {"--color", 0, "WHEN", EVERYWHERE, OPT_COLOR, "auto, always or never; NO_COLOR is respected."},
@@ -168,6 +188,8 @@ const struct zt_option *zt_option_row(int i) {
 bool zt_option_common(const struct zt_option *r) { return (r->commands & ELSEWHERE) == ELSEWHERE; }
 
 const char *zt_command_name(enum zt_command c) { return commands[c].name; }
+
+const struct zt_command_row *zt_command_row(enum zt_command c) { return &commands[c]; }
 
 int zt_command_find(const char *name) {
     for (int i = 0; i < ZT_CMD_COUNT; i++)
@@ -192,6 +214,8 @@ int zt_exit_code(int code) {
     default: return ZT_EXIT_OTHER;
     }
 }
+
+const char *const zt_checkpoint_actions[] = {"ls", "show", "verify", "pin", "unpin", "rm", "gc", "diff", NULL};
 
 /* ---------------------------------------------------------------------------------- values */
 
@@ -351,6 +375,10 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_CURVE: o->curve = true; return 0;
     case OPT_SHOW: o->show = true; return 0;
     case OPT_STEPS: return whole(r->name, v, 1, 1000, &o->steps, err);
+    case OPT_RESUME: o->resume = v; return 0;
+    case OPT_ACCEPT_BATCH: o->accept_batch_change = true; return 0;
+    case OPT_RESUME_WORKERS: return count(r->name, v, 65536, &o->resume_workers, err);
+    case OPT_DRY_RUN: o->dry_run = true; return 0;
     case OPT_MEMORY: return seconds(r->name, v, 1e6, &o->memory_gib, err);
     case OPT_THREADS: return count(r->name, v, 1024, &o->threads, err);
     case OPT_RANK: return ranks(v, o, err);
@@ -459,36 +487,74 @@ static int check_used(struct zt_options *o, uint64_t used, struct zt_error *err)
         if ((used & (1ull << i)) && !(rows[i].commands & (1u << o->command))) {
             if (zt_option_common(&rows[i]))
                 return zt_fail(err, ZT_EINVAL,
-                               "zctl run takes no %s: it starts a coordinator of its own; zctl submit hands "
-                               "the file to one that runs",
-                               rows[i].name);
+                               "zctl %s takes no %s: it starts a coordinator of its own%s", commands[o->command].name,
+                               rows[i].name, o->command == ZT_CMD_RUN ? "; zctl submit hands the file to one that runs" : "");
             return zt_fail(err, ZT_EINVAL, "zctl %s has no option %s; see zctl help %s",
                            commands[o->command].name, rows[i].name, commands[o->command].name);
         }
     return 0;
 }
 
+static int too_much(const char *name, const char *word, struct zt_error *err) {
+    return zt_fail(err, ZT_EINVAL, "zctl %s: \"%.60s\" is too much; see zctl help %s", name, word, name);
+}
+
+/* The word after `checkpoint`, and what comes with it. */
+static int check_action(const struct zt_options *o, struct zt_error *err) {
+    int n = 0, at = -1;
+    while (zt_checkpoint_actions[n]) {
+        if (o->action && strcmp(zt_checkpoint_actions[n], o->action) == 0)
+            at = n;
+        n++;
+    }
+    const char *near = o->action && at < 0 ? zt_nearest(o->action, zt_checkpoint_actions, n) : NULL;
+    if (o->help)
+        return 0;
+    if (near)
+        return zt_fail(err, ZT_EINVAL, "zctl checkpoint: no action \"%.60s\" (did you mean \"%s\"?)", o->action, near);
+    if (at < 0)
+        return zt_fail(err, ZT_EINVAL, "zctl checkpoint: give one of ls, show, verify, pin, unpin, rm, gc, diff; see zctl help "
+                                       "checkpoint");
+    if (at == ZT_CHECKPOINT_DIFF && o->subject && !o->other)
+        return zt_fail(err, ZT_EINVAL, "zctl checkpoint diff needs two checkpoints, e.g.: zctl checkpoint diff quickstart@500 "
+                                       "quickstart@1000");
+    if (at != ZT_CHECKPOINT_DIFF && o->other)
+        return too_much(commands[o->command].name, o->other, err);
+    return 0;
+}
+
 static int check_subject(const struct zt_options *o, int extra, const char *extra_word,
                          struct zt_error *err) {
     const char *name = commands[o->command].name, *subject = commands[o->command].subject;
+    bool stored = o->resume != NULL; /* the run file comes from there */
     if (zt_estimate_option_check(o, name, err))
         return err->code;
     if (extra > 0)
-        return zt_fail(err, ZT_EINVAL, "zctl %s: \"%.60s\" is too much; see zctl help %s", name,
-                       extra_word, name);
-    if (commands[o->command].needed && !o->subject && !o->help)
-        return zt_fail(err, ZT_EINVAL, "zctl %s needs a %s, e.g.: %s", name, subject,
+        return too_much(name, extra_word, err);
+    if (o->command == ZT_CMD_CHECKPOINT && check_action(o, err))
+        return err->code;
+    if (commands[o->command].needed && !o->subject && !o->help && !stored)
+        return zt_fail(err, ZT_EINVAL, "zctl %s needs a %s, e.g.: %s", name, o->action ? "RUN" : subject,
                        commands[o->command].example);
     if (o->subject && o->subject[0] == '\0')
         return zt_fail(err, ZT_EINVAL, "zctl %s: %s is empty", name, subject);
     return 0;
 }
 
+/* Where the next word that is no option goes; NULL: there is no place for it. */
+static const char **word_place(struct zt_options *o) {
+    if (o->command == ZT_CMD_CHECKPOINT && !o->action)
+        return &o->action;
+    if (!o->subject && commands[o->command].subject)
+        return &o->subject;
+    return !o->other && o->command == ZT_CMD_CHECKPOINT ? &o->other : NULL;
+}
+
 int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err) {
     _Static_assert(sizeof rows / sizeof rows[0] <= 64, "one bit a row");
     memset(o, 0, sizeof *o);
     o->interval = 2;
-    const char *env = getenv("ZCTL_OUTPUT"), *extra_word = NULL;
+    const char *env = getenv("ZCTL_OUTPUT"), *extra_word = NULL, **place;
     bool have_command = false, options_end = false;
     uint64_t used = 0;
     int rc = env && env[0] ? format("ZCTL_OUTPUT", env, o, err) : 0, extra = 0;
@@ -510,8 +576,8 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
                 return unknown_command(a, err);
             o->command = (enum zt_command)c;
             have_command = true;
-        } else if (!o->subject && commands[o->command].subject)
-            o->subject = a;
+        } else if ((place = word_place(o)) != NULL)
+            *place = a;
         else if (extra++ == 0)
             extra_word = a;
     }
@@ -520,74 +586,4 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
     if (rc == 0)
         rc = check_used(o, used, err);
     return rc ? rc : check_subject(o, extra, extra_word, err);
-}
-
-/* ---------------------------------------------------------------------------------- help */
-
-/* Words wrapped at column 96, following lines indented. */
-void zt_wrap(FILE *out, int column, int indent, const char *text) {
-    for (const char *p = text; *p;) {
-        int n = (int)strcspn(p, " ");
-        if (column > indent && column + 1 + n > 96) {
-            fprintf(out, "\n%*s", indent, "");
-            column = indent;
-        } else if (p != text) {
-            fputc(' ', out);
-            column++;
-        }
-        fprintf(out, "%.*s", n, p);
-        column += n;
-        p += n;
-        while (*p == ' ')
-            p++;
-    }
-    fputc('\n', out);
-}
-
-static void help_option(FILE *out, const struct zt_option *r) {
-    char left[64], letter[8] = "    ";
-    if (r->letter)
-        snprintf(letter, sizeof letter, "-%c, ", r->letter);
-    snprintf(left, sizeof left, "  %s%s%s%s", letter, r->name, r->arg ? " " : "", r->arg ? r->arg : "");
-    fprintf(out, "%-30s", left);
-    zt_wrap(out, 30, 30, r->help);
-}
-
-static void help_options(FILE *out, uint32_t mask, bool everywhere) {
-    const struct zt_option *r;
-    for (int i = 0; (r = zt_option_row(i)) != NULL; i++)
-        if ((r->commands & mask) && zt_option_common(r) == everywhere)
-            help_option(out, r);
-}
-
-void zt_help(FILE *out) {
-    fputs("zctl: train transformers on the workers of a ztrain coordinator\n\n"
-          "usage: zctl COMMAND [WORDS] [OPTIONS]\n\n",
-          out);
-    for (int i = 0; i < ZT_CMD_COUNT; i++) {
-        const char *s = commands[i].subject;
-        char left[64];
-        snprintf(left, sizeof left, "  %s%s%s%s%s", commands[i].name, s ? " " : "",
-                 s && !commands[i].needed ? "[" : "", s ? s : "", s && !commands[i].needed ? "]" : "");
-        fprintf(out, "%-20s", left);
-        zt_wrap(out, 20, 20, commands[i].help);
-    }
-    fputs("\noptions of every command:\n", out);
-    help_options(out, EVERYWHERE, true);
-    fputs("\nRUN is a run's id, the start of one, its name (the newest of that name) or @latest.\n"
-          "exit codes: 0 done, 1 the run failed, 2 wrong use or run file, 3 not found, 4 not allowed,\n"
-          "5 conflict, 6 no coordinator, 8 versions, 9 cancelled, 10 other, 124 timeout, 130 Ctrl-C\n"
-          "(7: the plan does not fit; advise: nothing does)\n",
-          out);
-}
-
-void zt_help_command(FILE *out, enum zt_command c) {
-    const char *s = commands[c].subject;
-    bool opt = s && !commands[c].needed;
-    fprintf(out, "usage: zctl %s%s%s%s%s [OPTIONS]\n\n", commands[c].name, s ? " " : "", opt ? "[" : "",
-            s ? s : "", opt ? "]" : "");
-    zt_wrap(out, 0, 0, commands[c].help);
-    fprintf(out, "\nexample: %s\n\noptions:\n", commands[c].example);
-    help_options(out, 1u << c, false);
-    help_options(out, 1u << c, true);
 }

@@ -12,8 +12,14 @@
 enum zt_command {
     ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_PLAN, ZT_CMD_ADVISE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
-    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
+    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_CHECKPOINT, ZT_CMD_DRILL, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
+/* Words after `zctl checkpoint`, in the order of zt_checkpoint_actions, which ends with NULL. */
+enum zt_checkpoint_action {
+    ZT_CHECKPOINT_LS = 0, ZT_CHECKPOINT_SHOW, ZT_CHECKPOINT_VERIFY, ZT_CHECKPOINT_PIN, ZT_CHECKPOINT_UNPIN, ZT_CHECKPOINT_RM,
+    ZT_CHECKPOINT_GC, ZT_CHECKPOINT_DIFF
+};
+extern const char *const zt_checkpoint_actions[];
 enum zt_format { ZT_FORMAT_TABLE = 0, ZT_FORMAT_JSON, ZT_FORMAT_JSONL, ZT_FORMAT_CSV };
 enum zt_color { ZT_COLOR_AUTO = 0, ZT_COLOR_ALWAYS, ZT_COLOR_NEVER };
 
@@ -33,12 +39,18 @@ enum zt_estimate_option {
 struct zt_options {
     enum zt_command command;
     const char *subject;          /* FILE, RUN, MODE or the command that help is about; NULL: not given */
+    const char *action;           /* checkpoint: one of zt_checkpoint_actions */
+    const char *other;            /* a second word: checkpoint diff; NULL: not given */
     bool help;
     /* everywhere */
     const char *coord, *token_file, *state;
     enum zt_format format;
     enum zt_color color;
     double timeout;               /* seconds; 0 = not given */
+    const char *resume;           /* run, submit: RUN[@STEP]; NULL: not given */
+    bool accept_batch_change;
+    bool dry_run;                 /* checkpoint gc */
+    int resume_workers;           /* drill; 0 = not given */
     /* run, submit, validate */
     const char *set[ZT_MAX_SETS];
     int n_set;
@@ -61,7 +73,7 @@ struct zt_options {
     const char *trace;            /* a file to write; NULL: not given */
     /* run */
     double memory_gib;            /* 0 = not given */
-    int64_t steps;                /* probe; 0 = not given */
+    int64_t steps;                /* probe, drill; 0 = not given */
     int threads;
     /* reading */
     bool ranks_all;               /* --rank all */
@@ -94,6 +106,9 @@ void zt_wrap(FILE *out, int column, int indent, const char *text);
 /* -1 when there is no such command. */
 int zt_command_find(const char *name);
 const char *zt_command_name(enum zt_command c);
+/* A row of the table of commands: what help says of it. subject NULL: takes no word. */
+struct zt_command_row { const char *name, *subject; bool needed; const char *help, *example; };
+const struct zt_command_row *zt_command_row(enum zt_command c);
 
 /* The table's rows, for tests and completion: "--tail", 't' or 0, "N" or NULL; NULL past the end. */
 struct zt_option { const char *name; char letter; const char *arg; uint32_t commands; int id; const char *help; };

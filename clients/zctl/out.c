@@ -122,7 +122,12 @@ const char *zt_cell_text(const json_t *row, const struct zt_column *c, char *buf
         else if (json_is_boolean(v))
             snprintf(buf, n, "%s", json_is_true(v) ? "yes" : "no");
         break;
-    case ZT_CELL_NUMBER: snprintf(buf, n, "%.*g", c->digits, d); break;
+    case ZT_CELL_NUMBER: /* or a word in its place, e.g. infinite */
+        if (json_is_string(v))
+            snprintf(buf, n, "%s", json_string_value(v));
+        else
+            snprintf(buf, n, "%.*g", c->digits, d);
+        break;
     case ZT_CELL_FIXED: snprintf(buf, n, "%.*f", c->digits, d); break;
     case ZT_CELL_COUNT: zt_format_count((int64_t)llround(d), buf, n); break;
     case ZT_CELL_BYTES: zt_format_bytes(d, buf, n); break;

@@ -11,7 +11,6 @@
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
 #include "clients/zctl/predict.h"
-#include "core/spec_schema.h"
 #include "core/units.h"
 
 #define LEAST_STEPS 3 /* the first, one in which nothing is new, one more */
@@ -39,52 +38,6 @@ static const char *text_at(const json_t *row, const char *path) {
 
 /* ---------------------------------------------------------------------------------- what is run */
 
-static int set_number(struct zt_run_file *f, const char *key, int64_t v, struct zt_error *err) {
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)v);
-    return zt_run_file_set(f, key, text, err);
-}
-
-/* A file with epochs cannot be given steps as well: its key becomes the other one, at its place in the text, or the
- * override goes. */
-static int drop_epochs(struct zt_run_file *f, struct zt_error *err) {
-    static const char key[] = "epochs", set[] = "training.epochs=";
-    int row = 0, n = 0;
-    while (strcmp(zt_schema_key(row)->path, "training.epochs") != 0)
-        row++;
-    uint32_t line = f->spec.mark[row].line, column = f->spec.mark[row].column;
-    for (int i = 0; i < f->n_set; i++)
-        if (strncmp(f->set[i], set, sizeof set - 1) != 0)
-            f->set[n++] = f->set[i];
-    f->n_set = n;
-    size_t at = 0;
-    for (uint32_t l = 1; column > 0 && l < line && at < f->bytes; at++)
-        l += f->text[at] == '\n';
-    at += column > 0 ? column - 1 : 0;
-    if (column > 0 && (at + sizeof key - 1 > f->bytes || memcmp(f->text + at, key, sizeof key - 1) != 0))
-        return zt_fail(err, ZT_EUNSUPPORTED, "%s:%u:%u: a probe counts steps, and does not find the key epochs here; write "
-                       "training.steps", f->file, line, column);
-    if (column > 0)
-        memcpy(f->text + at, "steps ", sizeof key - 1);
-    return f->spec.training.accumulation_tail == ZT_TAIL_SHORT
-               ? 0 : zt_run_file_set(f, "training.accumulation_tail", "short", err);
-}
-
-/* Its length, in steps (instead of epochs). The learning rate's warm-up may not be longer; no byte depends on it. */
-static int cut(struct zt_run_file *f, int64_t steps, struct zt_error *err) {
-    const struct zt_spec *s = &f->spec;
-    int64_t warmup = s->metrics.warmup_steps, most = steps > LEAST_STEPS ? steps - 2 : 1;
-    bool evaluates = s->validation.enabled, lr = s->lr_scheduler.warmup_steps > steps;
-    int rc = s->training.epochs > 0 ? drop_epochs(f, err) : 0;
-    if (rc == 0 && lr)
-        rc = zt_run_file_set(f, "lr_scheduler.warmup_steps", "0", err);
-    if (rc == 0 && warmup > most)
-        rc = set_number(f, "metrics.warmup_steps", most, err);
-    if (rc == 0 && evaluates)
-        rc = set_number(f, "validation.every_steps", steps, err);
-    return rc ? rc : set_number(f, "training.steps", steps, err);
-}
-
 /* "NAME-probe", cut to what a name may have. */
 static int rename_run(struct zt_run_file *f, const struct zt_options *o, struct zt_error *err) {
     char name[64];
@@ -101,7 +54,7 @@ static int load(struct probe *p, struct zt_run_file *f, struct zt_error *err) {
     if (rc == 0)
         rc = rename_run(f, p->o, err);
     if (rc == 0)
-        rc = cut(f, p->steps, err);
+        rc = zt_run_file_shorten(f, p->steps, err);
     if (rc == 0)
         rc = zt_run_file_parse(f, err);
     if (rc)

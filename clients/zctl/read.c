@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients/zctl/read.c: the commands that ask once and print: status, list, workers, metrics, cancel,
- * version. */
+/* clients/zctl/read.c: the commands that ask once and print: list, workers, metrics, cancel, version;
+ * status is in status.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,8 +53,7 @@ const char *zt_state_line(const Zt__RunDetail *d, char *buf, size_t n) {
 
 /* ---------------------------------------------------------------------------------- requests */
 
-/* Opens, asks once, and on failure reports: 0 or an exit code. */
-static int ask(const struct zt_options *o, struct zt_source *s, Zt__Envelope *req, struct zt_answer *a) {
+int zt_ask_once(const struct zt_options *o, struct zt_source *s, Zt__Envelope *req, struct zt_answer *a) {
     struct zt_error err;
     int rc = zt_source_open(o, s, &err);
     if (rc == 0)
@@ -65,7 +64,7 @@ static int ask(const struct zt_options *o, struct zt_source *s, Zt__Envelope *re
     return zt_report(rc, &err);
 }
 
-static int finish(struct zt_source *s, struct zt_answer *a, int rc, const struct zt_error *err) {
+int zt_ask_end(struct zt_source *s, struct zt_answer *a, int rc, const struct zt_error *err) {
     zt_answer_free(a);
     zt_source_close(s);
     return rc ? zt_report(rc, err) : ZT_EXIT_OK;
@@ -93,185 +92,6 @@ int zt_fetch_run(struct zt_source *s, const char *run, bool patient, struct zt_a
     return rc;
 }
 
-/* ---------------------------------------------------------------------------------- status */
-
-static const struct zt_column run_columns[] = {
-    {"ID", "run", ZT_CELL_TEXT, 0},
-    {"NAME", "name", ZT_CELL_TEXT, 0},
-    {"STATE", "state", ZT_CELL_TEXT, 0},
-    {"STEP", "step", ZT_CELL_COUNT, 0},
-    {"STEPS", "steps", ZT_CELL_COUNT, 0},
-    {"LOSS", "loss", ZT_CELL_FIXED, 4},
-    {"TOK/S", "tokens_per_second", ZT_CELL_COUNT, 0},
-    {"MEM", "peak_allocated_bytes", ZT_CELL_BYTES, 0},
-    {"COMM", "exposed_share", ZT_CELL_SHARE, 0},
-    {"AGE", "submitted", ZT_CELL_AGE, 0},
-    {"GEN", "generation", ZT_CELL_COUNT, 0},
-    {"REASON", "reason", ZT_CELL_TEXT, 0},
-    {"DETAIL", "detail", ZT_CELL_TEXT, 0},
-    {NULL, NULL, ZT_CELL_TEXT, 0},
-};
-
-static const struct zt_column rank_columns[] = {
-    {"RANK", "rank", ZT_CELL_COUNT, 0},
-    {"LOCAL", "local_rank", ZT_CELL_COUNT, 0},
-    {"WORKER", "worker", ZT_CELL_TEXT, 0},
-    {"HOST", "host", ZT_CELL_TEXT, 0},
-    {"DEVICE", "device", ZT_CELL_TEXT, 0},
-    {"REP", "coords.replicate", ZT_CELL_COUNT, 0},
-    {"SHARD", "coords.shard", ZT_CELL_COUNT, 0},
-    {"TP", "coords.tensor", ZT_CELL_COUNT, 0},
-    {"STEP", "step", ZT_CELL_COUNT, 0},
-    {"STATE", "state", ZT_CELL_TEXT, 0},
-    {NULL, NULL, ZT_CELL_TEXT, 0},
-};
-
-static const struct zt_column attempt_columns[] = {
-    {"GEN", "generation", ZT_CELL_COUNT, 0},
-    {"REASON", "reason", ZT_CELL_TEXT, 0},
-    {"RANK", "rank", ZT_CELL_COUNT, 0},
-    {"STEP", "last_step", ZT_CELL_COUNT, 0},
-    {"DETECT", "detect_seconds", ZT_CELL_SECONDS, 0},
-    {"STOP", "stop_seconds", ZT_CELL_SECONDS, 0},
-    {"START", "start_seconds", ZT_CELL_SECONDS, 0},
-    {"FORM", "form_seconds", ZT_CELL_SECONDS, 0},
-    {"WORKER", "worker", ZT_CELL_TEXT, 0},
-    {"MESSAGE", "message", ZT_CELL_TEXT, 0},
-    {NULL, NULL, ZT_CELL_TEXT, 0},
-};
-
-static void print_progress(FILE *out, const Zt__RunSummary *s) {
-    char a[32], b[32];
-    if (!s->has_step)
-        return;
-    fprintf(out, "   step %s", zt_format_count(s->step, a, sizeof a));
-    if (s->has_steps && s->steps > 0)
-        fprintf(out, "/%s (%.1f %%)", zt_format_count(s->steps, b, sizeof b),
-                100.0 * (double)s->step / (double)s->steps);
-}
-
-static void print_now(FILE *out, const Zt__RunSummary *s) {
-    char a[32];
-    if (!s->has_loss && !s->has_tokens_per_second && !s->has_peak_allocated_bytes)
-        return;
-    fputs("now     ", out);
-    if (s->has_loss)
-        fprintf(out, "  loss %.4f", s->loss);
-    if (s->has_tokens_per_second)
-        fprintf(out, "  %s tok/s", zt_format_count((int64_t)s->tokens_per_second, a, sizeof a));
-    if (s->has_peak_allocated_bytes)
-        fprintf(out, "  peak allocated %s", zt_format_bytes((double)s->peak_allocated_bytes, a, sizeof a));
-    if (s->has_exposed_share)
-        fprintf(out, "  exposed comm %.1f %%", 100 * s->exposed_share);
-    if (s->has_loss_scale)
-        fprintf(out, "  loss scale %g", s->loss_scale);
-    if (s->has_skipped_steps && s->skipped_steps > 0)
-        fprintf(out, "  steps skipped %s", zt_format_count(s->skipped_steps, a, sizeof a));
-    fputc('\n', out);
-}
-
-/* Why the generation before this one ended, while the run itself has nothing to explain. */
-static void print_restart(FILE *out, const Zt__RunDetail *d) {
-    const Zt__Attempt *a = NULL;
-    for (size_t i = 0; i < d->n_attempts; i++)
-        if (some(d->attempts[i]->reason))
-            a = d->attempts[i];
-    if (!a || some(d->summary->reason))
-        return;
-    fprintf(out, "   last restart: %s", a->reason);
-    if (a->has_rank && a->rank >= 0)
-        fprintf(out, " rank %d", a->rank);
-}
-
-void zt_print_run(FILE *out, const struct zt_options *o, const Zt__RunDetail *d) {
-    const Zt__RunSummary *s = d->summary;
-    struct zt_error err;
-    bool color = zt_color_on(o, out);
-    char line[1024];
-    json_t *j = zt_json_run(d);
-    fprintf(out, "run      %s   %s   %s%s%s", s->run_id, s->name, zt_state_color(s->state, color), s->state,
-            ZT_COLOR_RESET(color));
-    print_progress(out, s);
-    fputc('\n', out);
-    if (some(s->reason) || some(s->detail))
-        fprintf(out, "because  %s\n", zt_state_line(d, line, sizeof line));
-    if (d->replicate * d->shard * d->tensor > 0)
-        fprintf(out, "mesh     replicate %u x shard %u x tensor %u = %u ranks   generation %u\n", d->replicate,
-                d->shard, d->tensor, d->replicate * d->shard * d->tensor,
-                s->has_generation ? s->generation : 0);
-    print_now(out, s);
-    zt_print_memory_lines(out, d);
-    fputs("ckpt     none: not in this version; a restart begins at step 0\n", out);
-    if (some(d->parameter_hash))
-        fprintf(out, "hash     %s\n", d->parameter_hash);
-    if (d->has_max_restarts) {
-        fprintf(out, "attempts %u   restarts counted %u of %u", s->has_attempt ? s->attempt : 0,
-                d->has_restarts_counted ? d->restarts_counted : 0, d->max_restarts);
-        print_restart(out, d);
-        fputc('\n', out);
-    }
-    if (d->n_ranks > 0) {
-        fputc('\n', out);
-        zt_print_table(out, json_object_get(j, "ranks"), rank_columns, &err);
-    }
-    if (d->n_attempts > 1 || (d->n_attempts == 1 && some(d->attempts[0]->reason))) {
-        fputc('\n', out);
-        zt_print_table(out, json_object_get(j, "attempts"), attempt_columns, &err);
-    }
-    json_decref(j);
-}
-
-static int status_run(const struct zt_options *o) {
-    struct zt_source s;
-    struct zt_answer a;
-    struct zt_error err;
-    int rc = zt_source_open(o, &s, &err);
-    if (rc == 0)
-        rc = zt_fetch_run(&s, o->subject, false, &a, &err);
-    if (rc) {
-        zt_source_close(&s);
-        return zt_report(rc, &err);
-    }
-    if (o->format == ZT_FORMAT_TABLE) {
-        zt_print_run(stdout, o, a.env->run_detail);
-    } else {
-        json_t *j = zt_json_run(a.env->run_detail), *rows = json_array();
-        json_array_append(rows, j);
-        rc = zt_print_rows(stdout, o, j, rows, run_columns, &err);
-        json_decref(rows);
-        json_decref(j);
-    }
-    return finish(&s, &a, rc, &err);
-}
-
-int zt_cmd_status(const struct zt_options *o) {
-    struct zt_source s;
-    struct zt_answer a;
-    struct zt_error err = {0};
-    Zt__GetStatus get = ZT__GET_STATUS__INIT;
-    Zt__Envelope req = ZT__ENVELOPE__INIT;
-    if (o->subject)
-        return status_run(o);
-    req.body_case = ZT__ENVELOPE__BODY_GET_STATUS;
-    req.get_status = &get;
-    int rc = ask(o, &s, &req, &a);
-    if (rc)
-        return rc;
-    const Zt__ClusterStatus *c = a.env->cluster_status;
-    json_t *j = zt_json_cluster(c), *runs = json_object_get(j, "runs");
-    if (o->format == ZT_FORMAT_TABLE) {
-        printf("workers  %u idle, %u busy, %u lost   runs active: %zu   coordinator %s, start %llu\n",
-               c->workers_idle, c->workers_busy, c->workers_lost, c->n_runs, c->version,
-               (unsigned long long)c->epoch);
-        if (c->n_runs == 0)
-            puts("no run is active; zctl list shows those that have ended");
-    }
-    if (o->format != ZT_FORMAT_TABLE || c->n_runs > 0)
-        rc = zt_print_rows(stdout, o, j, runs, run_columns, &err);
-    json_decref(j);
-    return finish(&s, &a, rc, &err);
-}
-
 /* ---------------------------------------------------------------------------------- list, workers */
 
 int zt_cmd_list(const struct zt_options *o) {
@@ -286,17 +106,17 @@ int zt_cmd_list(const struct zt_options *o) {
     list.active_only = o->active;
     req.body_case = ZT__ENVELOPE__BODY_LIST_RUNS;
     req.list_runs = &list;
-    int rc = ask(o, &s, &req, &a);
+    int rc = zt_ask_once(o, &s, &req, &a);
     if (rc)
         return rc;
     json_t *rows = json_array();
     for (size_t i = 0; i < a.env->run_list->n_runs; i++)
         json_array_append_new(rows, zt_json_summary(a.env->run_list->runs[i]));
     json_t *j = wrap("runs", rows);
-    rc = zt_print_rows(stdout, o, j, rows, run_columns, &err);
+    rc = zt_print_rows(stdout, o, j, rows, zt_run_columns, &err);
     json_decref(j);
     json_decref(rows);
-    return finish(&s, &a, rc, &err);
+    return zt_ask_end(&s, &a, rc, &err);
 }
 
 int zt_cmd_workers(const struct zt_options *o) {
@@ -325,7 +145,7 @@ int zt_cmd_workers(const struct zt_options *o) {
     Zt__Envelope req = ZT__ENVELOPE__INIT;
     req.body_case = ZT__ENVELOPE__BODY_LIST_WORKERS;
     req.list_workers = &list;
-    int rc = ask(o, &s, &req, &a);
+    int rc = zt_ask_once(o, &s, &req, &a);
     if (rc)
         return rc;
     json_t *rows = json_array();
@@ -338,7 +158,7 @@ int zt_cmd_workers(const struct zt_options *o) {
         rc = zt_print_rows(stdout, o, j, rows, columns, &err);
     json_decref(j);
     json_decref(rows);
-    return finish(&s, &a, rc, &err);
+    return zt_ask_end(&s, &a, rc, &err);
 }
 
 /* ---------------------------------------------------------------------------------- metrics */
@@ -526,7 +346,7 @@ int zt_cmd_cancel(const struct zt_options *o) {
     cancel.run = (char *)(uintptr_t)o->subject;
     req.body_case = ZT__ENVELOPE__BODY_CANCEL;
     req.cancel = &cancel;
-    int rc = ask(o, &s, &req, &a);
+    int rc = zt_ask_once(o, &s, &req, &a);
     if (rc)
         return rc;
     const Zt__CancelReply *r = a.env->cancel_reply;
@@ -538,11 +358,11 @@ int zt_cmd_cancel(const struct zt_options *o) {
         json_object_set_new(j, "run", zt_json_text(r->run_id));
         json_object_set_new(j, "state", zt_json_text(r->state));
         json_array_append(rows, j);
-        rc = zt_print_rows(stdout, o, j, rows, run_columns, &err);
+        rc = zt_print_rows(stdout, o, j, rows, zt_run_columns, &err);
         json_decref(rows);
         json_decref(j);
     }
-    return finish(&s, &a, rc, &err);
+    return zt_ask_end(&s, &a, rc, &err);
 }
 
 int zt_cmd_version(const struct zt_options *o) {

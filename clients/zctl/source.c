@@ -72,7 +72,7 @@ static double time_left(const struct zt_source *s, double wanted) {
 
 static bool changes(const Zt__Envelope *req) {
     return req->body_case == ZT__ENVELOPE__BODY_SUBMIT || req->body_case == ZT__ENVELOPE__BODY_CANCEL ||
-           req->body_case == ZT__ENVELOPE__BODY_SHUTDOWN;
+           req->body_case == ZT__ENVELOPE__BODY_SET_CHECKPOINT || req->body_case == ZT__ENVELOPE__BODY_SHUTDOWN;
 }
 
 /* What to do about it, once in a message. */

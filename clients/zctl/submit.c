@@ -1,119 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients/zctl/submit.c: run files: reading and checking them here, and handing them to the
- * coordinator. Data paths are made absolute against the file's folder before they leave this process:
- * workers know nothing of where the file was. */
-#include <errno.h>
-#include <fcntl.h>
+/* clients/zctl/submit.c: validate and submit: run files (run_file.c) checked here and handed to the coordinator. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "clients/zctl/cmd.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
 #include "clients/zctl/predict.h"
-
-/* ---------------------------------------------------------------------------------- the file */
-
-int zt_read_text(const char *path, size_t most, char **text, size_t *bytes, struct zt_error *err) {
-    int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
-    size_t cap = most + 4096, n = 0;
-    char *buf = malloc(cap);
-    ssize_t got = 1;
-    if (fd < 0 || !buf) {
-        int e = errno;
-        if (fd >= 0)
-            close(fd);
-        free(buf);
-        return zt_fail(err, ZT_EINVAL, "%s: cannot be read: %s", path, strerror(e));
-    }
-    while (got != 0 && n < cap) {
-        got = read(fd, buf + n, cap - n);
-        if (got < 0 && errno != EINTR) {
-            int e = errno;
-            close(fd);
-            free(buf);
-            return zt_fail(err, ZT_EINVAL, "%s: cannot be read: %s", path, strerror(e));
-        }
-        n += got > 0 ? (size_t)got : 0;
-    }
-    close(fd);
-    *text = buf;
-    *bytes = n;
-    return 0;
-}
-
-static int find_folder(struct zt_run_file *f, struct zt_error *err) {
-    char copy[ZT_PATH_MAX], full[4096];
-    const char *slash = strrchr(f->file, '/');
-    snprintf(copy, sizeof copy, "%s", f->file);
-    if (!slash || strcmp(f->file, "-") == 0)
-        snprintf(copy, sizeof copy, ".");
-    else
-        copy[slash == f->file ? 1 : slash - f->file] = '\0';
-    if (!realpath(copy, full) || strlen(full) >= sizeof f->folder)
-        return zt_fail(err, ZT_EINVAL, "%s: cannot find its folder: %s", f->file, strerror(errno));
-    memcpy(f->folder, full, strlen(full) + 1);
-    return 0;
-}
-
-/* One more override of our own. */
-static int add_set(struct zt_run_file *f, const char *key, const char *folder, const char *value, struct zt_error *err) {
-    ZT_ASSERT((size_t)f->n_added < sizeof f->added / sizeof f->added[0]);
-    char *to = f->added[f->n_added];
-    size_t size = sizeof f->added[0];
-    int n = folder ? snprintf(to, size, "%s=%s%s%s", key, folder, strcmp(folder, "/") ? "/" : "", value)
-                   : snprintf(to, size, "%s=%s", key, value);
-    if (n < 0 || (size_t)n >= size || (size_t)n - strlen(key) - 1 >= ZT_PATH_MAX)
-        return zt_fail(err, ZT_EINVAL, "%s: the absolute path of %s is longer than %d bytes", f->file, key,
-                       ZT_PATH_MAX - 1);
-    f->set[f->n_set++] = to;
-    f->n_added++;
-    return 0;
-}
-
-int zt_run_file_set(struct zt_run_file *f, const char *key, const char *value, struct zt_error *err) {
-    return add_set(f, key, NULL, value, err);
-}
-
-int zt_run_file_parse(struct zt_run_file *f, struct zt_error *err) {
-    zt_spec_free(&f->spec);
-    return zt_spec_parse(f->text, f->bytes, f->file, f->set, f->n_set, &f->spec, err);
-}
-
-int zt_run_file_load(const struct zt_options *o, struct zt_run_file *f, struct zt_error *err) {
-    memset(f, 0, sizeof *f);
-    if (strlen(o->subject) >= sizeof f->file)
-        return zt_fail(err, ZT_EINVAL, "the file name is longer than %d bytes", ZT_PATH_MAX - 1);
-    snprintf(f->file, sizeof f->file, "%s", o->subject);
-    int rc = zt_read_text(o->subject, ZT_SPEC_MAX_BYTES, &f->text, &f->bytes, err);
-    if (rc == 0)
-        rc = find_folder(f, err);
-    if (rc)
-        return rc;
-    for (int i = 0; i < o->n_set; i++)
-        f->set[f->n_set++] = o->set[i];
-    if (o->name)
-        rc = add_set(f, "name", NULL, o->name, err);
-    if (rc == 0)
-        rc = zt_run_file_parse(f, err);
-    if (rc)
-        return rc;
-    int before = f->n_set;
-    const struct { const char *key, *path; } paths[] = {{"dataset.path", f->spec.dataset.path},
-                                                        {"validation.path", f->spec.validation.path}};
-    for (int i = 0; i < 2 && rc == 0; i++)
-        if (paths[i].path[0] && paths[i].path[0] != '/')
-            rc = add_set(f, paths[i].key, f->folder, paths[i].path, err);
-    if (rc == 0 && f->n_set > before)
-        rc = zt_run_file_parse(f, err);
-    return rc;
-}
-
-void zt_run_file_free(struct zt_run_file *f) {
-    free(f->text);
-    f->text = NULL;
-    zt_spec_free(&f->spec);
-}
 
 void zt_print_notes(const struct zt_spec *s) {
     for (int i = 0; i < s->notes.n; i++) {
@@ -154,6 +46,11 @@ int zt_submit_request_fill(struct zt_submit_request *r, const struct zt_run_file
     r->submit.plan.len = plan ? strlen(plan) : 0;
     r->submit.has_force = force;
     r->submit.force = force;
+    r->submit.resume_run = f->resume.run[0] ? (char *)(uintptr_t)f->resume.run : NULL;
+    r->submit.has_resume_step = f->resume.run[0] && f->resume.step >= 0;
+    r->submit.resume_step = f->resume.step;
+    r->submit.has_accept_batch_change = f->accept_batch_change;
+    r->submit.accept_batch_change = f->accept_batch_change;
     r->env.body_case = ZT__ENVELOPE__BODY_SUBMIT;
     r->env.submit = &r->submit;
     return 0;
@@ -323,15 +220,20 @@ int zt_cmd_submit(const struct zt_options *o) {
     struct zt_answer a;
     struct zt_error err;
     char run[64];
-    int rc = zt_run_file_load(o, &f, &err);
-    if (rc == 0 && o->workers > 0)
+    if (o->accept_batch_change && !o->resume)
+        return zt_report(zt_fail(&err, ZT_EINVAL, "--accept-batch-change goes with --resume RUN"), &err);
+    int rc = o->subject ? zt_run_file_load(o, &f, &err) : 0; /* else it comes from the run that is gone on from */
+    if (rc == 0 && o->subject && o->workers > 0)
         rc = check_workers(&f, o->workers, &s, &err);
     if (rc) {
         zt_run_file_free(&f);
         return zt_report_bare(rc, &err);
     }
-    zt_print_notes(&f.spec);
     rc = zt_source_open(o, &source, &err);
+    if (rc == 0 && o->resume)
+        rc = zt_run_file_resume(o, &source, &f, &err);
+    if (rc == 0)
+        zt_print_notes(&f.spec);
     if (rc == 0)
         rc = zt_submit_planned(o, &f, &source, &a, &err);
     zt_run_file_free(&f);

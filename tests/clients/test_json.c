@@ -11,11 +11,12 @@ static const char step_fields[] =
     "forward_seconds backward_seconds optimizer_seconds checkpoint_seconds eval_seconds comm_seconds "
     "exposed_comm_seconds stall_seconds tail_seconds straggler_wait_seconds idle_seconds exposed_by "
     "peak_allocated_bytes peak_reserved_bytes peak_rank eval_loss eval_perplexity eval_tokens tokens_input "
-    "tokens_supervised tokens_padding global_batch";
+    "tokens_supervised tokens_padding global_batch sample_hash";
+static const char hash_fields[] = " parameter_hash state_hash";
 static const char rank_fields[] =
     " rank coords local_loss nonfinite_gradients phase_of_peak at_peak category_max reserved_at_peak_bytes "
     "max_unused_reserved_bytes end_of_step_allocated_bytes outside_allocator_bytes sent_bytes "
-    "parameter_hash";
+    "parameter_hash state_hash";
 static const char tag_fields[] = "parameters gradients optimizer activations temporary communication";
 
 static void expect_fields(json_t *o, const char *fields) {
@@ -87,8 +88,16 @@ Test(json, step_row) {
     row.tokens_per_second = 8192;
     row.has_peak_rank = true;
     row.peak_rank = 5;
+    r.has_sample_hash = true;
+    r.sample_hash = 0xfedcba9876543210ull;
+    r.state_hash = (char *)(uintptr_t)"0a";
     json_t *o = zt_json_step("01ABC", &row);
-    expect_fields(o, step_fields);
+    char all[2048];
+    snprintf(all, sizeof all, "%s%s", step_fields, hash_fields);
+    expect_fields(o, all);
+    cr_assert_str_eq(json_string_value(json_object_get(o, "sample_hash")), "fedcba9876543210");
+    cr_assert_str_eq(json_string_value(json_object_get(o, "state_hash")), "0a");
+    cr_assert(json_is_null(json_object_get(o, "parameter_hash")));
     cr_assert_str_eq(json_string_value(json_object_get(o, "run")), "01ABC");
     cr_assert_eq(number(o, "step"), 7);
     cr_assert_eq(number(o, "loss"), 2.5);
@@ -110,7 +119,9 @@ Test(json, nothing_measured_is_null_and_no_list_is_an_empty_list) {
     Zt__StepRow row = ZT__STEP_ROW__INIT;
     json_t *o = zt_json_step("r", &row), *v;
     const char *key;
-    expect_fields(o, step_fields);
+    char all[2048];
+    snprintf(all, sizeof all, "%s%s", step_fields, hash_fields);
+    expect_fields(o, all);
     json_object_foreach(o, key, v) {
         if (strcmp(key, "exposed_by") == 0)
             cr_assert(json_is_array(v) && json_array_size(v) == 0);
@@ -181,6 +192,40 @@ Test(json, run_detail) {
     cr_assert(json_is_null(json_object_get(o, "checkpoint")));
     cr_assert(json_is_null(json_object_get(o, "parameter_hash")));
     cr_assert_str_eq(json_string_value(json_object_get(o, "submitted")), "2023-11-14T22:13:20.123Z");
+    json_decref(o);
+}
+
+Test(json, checkpoints_of_a_run) {
+    Zt__RunSummary s = ZT__RUN_SUMMARY__INIT;
+    Zt__RunDetail d = ZT__RUN_DETAIL__INIT;
+    Zt__Checkpoint c = ZT__CHECKPOINT__INIT, w = ZT__CHECKPOINT__INIT;
+    uint8_t hash[32] = {0xab, 1, [31] = 0xcd};
+    s.run_id = s.name = s.state = (char *)(uintptr_t)"x";
+    d.summary = &s;
+    d.checkpoint = &c;
+    d.saving = &w;
+    d.resumed_from = (char *)(uintptr_t)"run base (01B) step 7";
+    c.step = 1000;
+    c.state = (char *)(uintptr_t)"COMMITTED";
+    c.has_manifest_sha256 = c.has_world = c.has_verified = true;
+    c.manifest_sha256.data = hash;
+    c.manifest_sha256.len = sizeof hash;
+    c.world = 4;
+    c.verified = true;
+    w.step = 1500;
+    w.state = (char *)(uintptr_t)"WRITING";
+    w.has_shards = true;
+    w.shards = 3;
+    json_t *o = zt_json_run(&d), *j = json_object_get(o, "checkpoint");
+    expect_fields(j, "step generation state bytes shards shards_in verified pinned stall_seconds write_seconds created "
+                     "parameter_hash state_hash manifest_sha256 folder message");
+    cr_assert_eq(number(j, "step"), 1000);
+    cr_assert_eq(number(j, "shards"), 4);
+    cr_assert(json_is_true(json_object_get(j, "verified")) && json_is_null(json_object_get(j, "pinned")));
+    cr_assert_str_eq(json_string_value(json_object_get(j, "manifest_sha256")),
+                     "ab010000000000000000000000000000000000000000000000000000000000cd");
+    cr_assert_eq(number(json_object_get(o, "saving"), "shards_in"), 3);
+    cr_assert_str_eq(json_string_value(json_object_get(o, "resumed_from")), "run base (01B) step 7");
     json_decref(o);
 }
 

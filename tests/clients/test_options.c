@@ -25,7 +25,7 @@ static const char *sample(const char *arg) {
         {"N", "3"}, {"S", "1.5"}, {"X", "0.5"}, {"G", "2"}, {"KEY=VALUE", "training.steps=5"},
         {"NAME", "n"}, {"all|R,R", "0,3"}, {"A:B", "2:9"}, {"HOST:PORT", "127.0.0.1:1"},
         {"FILE", "/f"}, {"DIR", "/d"}, {"FORMAT", "jsonl"}, {"WHEN", "never"}, {"M", "8"},
-        {"F", "1.5"}, {"KEY=A,B,C", "training.steps=1,2"}};
+        {"F", "1.5"}, {"RUN[@STEP]", "r@5"}, {"KEY=A,B,C", "training.steps=1,2"}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         if (strcmp(row[i].arg, arg) == 0)
             return row[i].value;
@@ -43,8 +43,10 @@ Test(options, every_row_parses_where_it_belongs) {
             bool belongs = r->commands & (1u << c);
             int want = belongs ? 0 : ZT_EINVAL;
             bool subject = c != ZT_CMD_LIST && c != ZT_CMD_WORKERS && c != ZT_CMD_CALIBRATE && c != ZT_CMD_VERSION;
-            const char *words[5] = {name};
+            const char *words[6] = {name};
             int n = 1;
+            if (c == ZT_CMD_CHECKPOINT)
+                words[n++] = "gc";
             subject = subject && c != ZT_CMD_ESTIMATE;
             if (subject)
                 words[n++] = "x";
@@ -57,8 +59,8 @@ Test(options, every_row_parses_where_it_belongs) {
                 words[n] = joined;
                 cr_assert_eq(parse(n + 1, words), want, "%s %s", name, joined);
             }
-            const char *first[5] = {value ? joined : r->name, name, "x"};
-            cr_assert_eq(parse(subject ? 3 : 2, first), want, "%s %s", first[0], name);
+            const char *first[5] = {value ? joined : r->name, name, c == ZT_CMD_CHECKPOINT ? "gc" : "x", "x"};
+            cr_assert_eq(parse(c == ZT_CMD_CHECKPOINT ? 4 : subject ? 3 : 2, first), want, "%s %s", first[0], name);
             if (r->letter) {
                 snprintf(letter, sizeof letter, "-%c%s", r->letter, value ? value : "");
                 words[n] = letter;
@@ -117,6 +119,23 @@ Test(options, values_arrive) {
     cr_assert_str_eq(o.subject, "-odd-name");
     cr_assert_eq(PARSE("submit", "-"), 0);
     cr_assert_str_eq(o.subject, "-");
+    cr_assert_eq(PARSE("checkpoint", "verify", "r@1000"), 0, "%s", err.msg);
+    cr_assert_str_eq(o.action, "verify");
+    cr_assert_str_eq(o.subject, "r@1000");
+    cr_assert_null(o.other);
+    cr_assert_eq(PARSE("checkpoint", "--state", "/s", "diff", "r@1000", "./folder"), 0, "%s", err.msg);
+    cr_assert_str_eq(o.subject, "r@1000");
+    cr_assert_str_eq(o.other, "./folder");
+    cr_assert_eq(PARSE("checkpoint", "gc", "r", "--dry-run"), 0);
+    cr_assert(o.dry_run);
+    cr_assert_eq(PARSE("checkpoint", "--help"), 0);
+    cr_assert_eq(PARSE("submit", "--resume", "r@500", "--accept-batch-change"), 0, "the run file is the run's own: %s", err.msg);
+    cr_assert_str_eq(o.resume, "r@500");
+    cr_assert(o.accept_batch_change && !o.subject);
+    cr_assert_eq(PARSE("run", "f.yaml", "--resume", "@latest"), 0);
+    cr_assert_str_eq(o.subject, "f.yaml");
+    cr_assert_eq(PARSE("drill", "f.yaml", "--steps", "10", "--workers", "2", "--resume-workers", "4"), 0);
+    cr_assert(o.steps == 10 && o.workers == 2 && o.resume_workers == 4);
     cr_assert_eq(PARSE("--version"), 0);
     cr_assert_eq(o.command, ZT_CMD_VERSION);
     cr_assert_eq(PARSE("run", "--help"), 0);
@@ -156,6 +175,16 @@ Test(options, refusals) {
         {{"cancel", "r", "--now"}, "unknown option --now; see zctl help"},
         {{"submit", "f", "--violently"}, "unknown option --violently; see zctl help"},
         {{"logs", "r", "--all"}, "zctl logs has no option --all; see zctl help logs"},
+        {{"checkpoint"}, "zctl checkpoint: give one of ls, show, verify, pin, unpin, rm, gc, diff; see zctl help checkpoint"},
+        {{"checkpoint", "ls"}, "zctl checkpoint needs a RUN, e.g.: zctl checkpoint verify quickstart@1000"},
+        {{"checkpoint", "lst", "r"}, "zctl checkpoint: no action \"lst\" (did you mean \"ls\"?)"},
+        {{"checkpoint", "everything", "r"},
+         "zctl checkpoint: give one of ls, show, verify, pin, unpin, rm, gc, diff; see zctl help checkpoint"},
+        {{"checkpoint", "show", "a", "b"}, "zctl checkpoint: \"b\" is too much; see zctl help checkpoint"},
+        {{"checkpoint", "diff", "a"}, "zctl checkpoint diff needs two checkpoints, e.g.: zctl checkpoint diff quickstart@500 "
+                                      "quickstart@1000"},
+        {{"checkpoint", "diff", "a", "b", "c"}, "zctl checkpoint: \"c\" is too much; see zctl help checkpoint"},
+        {{"drill", "f", "--coord", "h:1"}, "zctl drill takes no --coord: it starts a coordinator of its own"},
         {{"run", "f", "--coord", "h:1"},
          "zctl run takes no --coord: it starts a coordinator of its own; zctl submit hands the file to one "
          "that runs"},

@@ -62,6 +62,68 @@ Test(read, a_healthy_run_is_not_explained_by_an_old_fault) {
     free(out);
 }
 
+#define SAVES                                                                                                         \
+    "version: 1\nname: n\nmodel: {preset: gpt2-nano}\ndataset: {path: /d}\ntraining: {steps: 100, seq_len: 8, "       \
+    "local_batch_size: 1}\n"
+
+/* The newest one, when the next is due, the one in progress, what the run began from. */
+Test(read, status_says_what_a_restart_would_go_on_from) {
+    static Zt__Checkpoint c = ZT__CHECKPOINT__INIT, w = ZT__CHECKPOINT__INIT;
+    restarted();
+    char *out = printed();
+    cr_expect(strstr(out, "ckpt     none yet; a restart begins at step 0\n"), "%s", out);
+    free(out);
+    detail.normalised = text(SAVES);
+    out = printed();
+    cr_expect(strstr(out, "ckpt     none: the run file has no section checkpoint; a restart begins at step 0\n"), "%s", out);
+    free(out);
+    c.step = 1000;
+    c.generation = 2;
+    c.state = text("COMMITTED");
+    c.has_bytes = c.has_world = c.has_verified = c.has_pinned = true;
+    c.bytes = 3 << 20;
+    c.world = 8;
+    c.verified = c.pinned = true;
+    detail.checkpoint = &c;
+    w.step = 1500;
+    w.state = text("WRITING");
+    w.has_world = w.has_shards = true;
+    w.world = 8;
+    w.shards = 5;
+    detail.saving = &w;
+    detail.resumed_from = text("run base (01B) step 7, weights only");
+    out = printed();
+    cr_expect(strstr(out, "ckpt     step 1,000 (generation 2) committed, 3.00 MiB in 8 shards, verified, pinned\n"), "%s", out);
+    cr_expect(strstr(out, "saving   step 1,500: 5 of 8 parts are in\n"), "%s", out);
+    cr_expect(strstr(out, "from     run base (01B) step 7, weights only\n"), "%s", out);
+    free(out);
+    detail.checkpoint = detail.saving = NULL;
+    detail.resumed_from = detail.normalised = NULL;
+}
+
+/* What a fault cost, in parts, and how far back it threw the run. */
+Test(read, status_has_the_times_of_a_recovery) {
+    restarted();
+    second.has_detect_seconds = second.has_stop_seconds = second.has_start_seconds = second.has_form_seconds = true;
+    second.detect_seconds = 0.25;
+    second.stop_seconds = 0.5;
+    second.start_seconds = 1.5;
+    second.form_seconds = 0.125;
+    second.has_load_seconds = second.has_start_step = second.has_steps_redone = true;
+    second.load_seconds = 2.5;
+    second.start_step = 1000;
+    second.steps_redone = 37;
+    char *out = printed();
+    cr_expect(strstr(out, "DETECT") && strstr(out, "STOP") && strstr(out, "START") && strstr(out, "FORM"), "%s", out);
+    cr_expect(strstr(out, "LOAD") && strstr(out, "FROM") && strstr(out, "REDONE"), "%s", out);
+    cr_expect(strstr(out, "2.50 s  1,000      37"), "%s", out);
+    free(out);
+    json_t *j = zt_json_run(&detail), *a = json_array_get(json_object_get(j, "attempts"), 1);
+    cr_expect_eq(json_number_value(json_object_get(a, "load_seconds")), 2.5);
+    cr_expect_eq(json_integer_value(json_object_get(a, "start_step")), 1000);
+    json_decref(j);
+}
+
 /* One window was measured, and the stored plan is about it. */
 static char *printed_memory(const char *plan, int64_t allocated, int64_t reserved) {
     static Zt__WindowPeak peak = ZT__WINDOW_PEAK__INIT;

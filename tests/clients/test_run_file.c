@@ -106,6 +106,25 @@ Test(run_file, refusals) {
     remove_dir();
 }
 
+/* RUN, RUN@STEP and folders are told apart by their spelling alone. */
+Test(run_file, names_of_checkpoints) {
+    static const struct { const char *text, *run; int64_t step; bool folder; } good[] = {
+        {"quickstart", "quickstart", -1, false}, {"quickstart@1000", "quickstart", 1000, false},
+        {"01JABC@0", "01JABC", 0, false},        {"@latest", "@latest", -1, false},
+        {"@latest@20", "@latest", 20, false},    {"./quickstart", "./quickstart", -1, true},
+        {"/a/step-00000010", "/a/step-00000010", -1, true}, {"a@1/b@2", "a@1/b@2", -1, true}, {".", ".", -1, true},
+    };
+    static const char *const bad[] = {"", "r@", "r@x", "r@1x", "r@-1", "r@99999999999999999999"};
+    struct zt_run_at at;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        cr_expect_eq(zt_run_at_parse(good[i].text, &at, &err), 0, "%s: %s", good[i].text, err.msg);
+        cr_expect_str_eq(at.run, good[i].run);
+        cr_expect(at.step == good[i].step && at.folder == good[i].folder, "%s", good[i].text);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_expect_eq(zt_run_at_parse(bad[i], &at, &err), ZT_EINVAL, "%s", bad[i]);
+}
+
 static struct zt_child child;
 
 static void shell(const char *script) {

@@ -12,11 +12,12 @@ Test(resume, what_to_load) {
         {"step:1", {ZT_LOAD_STEP, "", 1}},
         {"step:100000", {ZT_LOAD_STEP, "", 100000}},
         {"run:a", {ZT_LOAD_RUN, "a", -1}},
+        {"run:01M8MWDRD75PJH16PFB7CJK78E@20", {ZT_LOAD_RUN, "01M8MWDRD75PJH16PFB7CJK78E", 20}},
         {"run:llama-1b.x_2@500", {ZT_LOAD_RUN, "llama-1b.x_2", 500}},
     };
     static const char *const bad[] = {"", "latest", "none", "Auto", "step:", "step:0", "step:07", "step:-1", "step:x",
                                       "step:1 ", "step:9999999999999999", "run:", "run:@4", "run:a@", "run:a@0",
-                                      "run:a@newest", "run:A", "run:a/../b", "run:a@4@5", "/a/folder"};
+                                      "run:a@newest", "run:a b", "run:a/../b", "run:a@4@5", "/a/folder"};
     struct zt_load got;
     struct zt_error e;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {

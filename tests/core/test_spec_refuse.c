@@ -302,8 +302,16 @@ Test(refuse, values_that_contradict) {
     expect_text(GOOD "checkpoint: {interval: 200, keep_latest_k: 1}\n",
                 "run.yaml:10:29: checkpoint.keep_latest_k: 1 would leave nothing to fall back on; give 0 "
                 "(all) or 2 and more\n"
-                "run.yaml:10:14: checkpoint.interval: 200 is not below training.steps 200\n"
                 "run.yaml:10:1: checkpoint: not in this version; leave the section out");
+}
+
+Test(refuse, what_nobody_can_load) {
+    expect_text(GOOD "checkpoint: {load: newest}\n",
+                "run.yaml:10:14: checkpoint.load: \"newest\" says nothing to load; give auto, never, step:N, run:ID, run:ID@N "
+                "or weights_only\n"
+                "run.yaml:10:1: checkpoint: not in this version; leave the section out");
+    expect_set("model.init_from=run:a@", "--set model.init_from: \"run:a@\" says nothing to begin with; give fresh, run:ID, "
+                                         "run:ID@N or a folder");
 }
 
 Test(refuse, workers_and_degrees_in_the_file) {

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clients/zctl/resume.c: `--resume RUN[@STEP]` of submit and run: whose checkpoint it is, and whether this run file may go
+ * on from it. The newest step is chosen by the coordinator when it takes the run. */
+#include <stdlib.h>
+#include <string.h>
+#include "clients/zctl/cmd.h"
+#include "core/resume.h"
+
+static int load_stored(const struct zt_options *o, struct zt_run_file *f, const Zt__RunDetail *d, struct zt_error *err) {
+    memset(f, 0, sizeof *f);
+    snprintf(f->file, sizeof f->file, "the run file of %s", d->summary->name);
+    f->text = strdup(d->normalised);
+    if (!f->text)
+        return zt_fail(err, ZT_ENOMEM, "no memory for the run file");
+    f->bytes = strlen(f->text);
+    return zt_run_file_sets(o, f, err);
+}
+
+/* Both with as many workers as they had or will have. Where that is not known here, what depends on it is left to the
+ * coordinator, which checks all of it again, as the trainers do. */
+static int check_resume(const struct zt_options *o, const struct zt_run_file *f, const Zt__RunDetail *d, struct zt_error *err) {
+    struct zt_spec *saved = calloc(2, sizeof *saved), *now = saved + 1;
+    const int had = (int)(d->replicate * d->shard * d->tensor);
+    struct zt_error why;
+    if (!saved)
+        return zt_fail(err, ZT_ENOMEM, "no memory for two run files");
+    int rc = zt_spec_parse(d->normalised, strlen(d->normalised), "the stored run file", NULL, 0, saved, err);
+    *now = f->spec;
+    now->verbatim = NULL;
+    bool known = rc == 0 && zt_spec_resolve(saved, had, "the stored run file", &why) == 0;
+    if (rc == 0 && o->workers > 0)
+        rc = zt_spec_resolve(now, o->workers, f->file, err);
+    else if (rc == 0)
+        known = zt_spec_resolve(now, 0, f->file, &why) == 0 && known;
+    if (rc == 0 && (rc = zt_resume_check(saved, now, o->accept_batch_change || !known, err)) != 0)
+        zt_fail_prefix(err, "cannot go on from run %s \"%s\"", d->summary->run_id, d->summary->name);
+    zt_spec_free(saved);
+    free(saved);
+    return rc;
+}
+
+int zt_run_file_resume(const struct zt_options *o, struct zt_source *s, struct zt_run_file *f, struct zt_error *err) {
+    struct zt_run_at at;
+    struct zt_answer a = {0};
+    int rc = zt_run_at_parse(o->resume, &at, err);
+    if (rc == 0 && at.folder)
+        rc = zt_fail(err, ZT_EINVAL, "--resume %.200s: a folder; name the run as RUN or RUN@STEP, or load its weights with "
+                     "--set model.init_from=FOLDER", o->resume);
+    if (rc == 0)
+        rc = zt_fetch_run(s, at.run, false, &a, err);
+    if (rc)
+        return rc;
+    const Zt__RunDetail *d = a.env->run_detail;
+    if (!d->normalised || !d->normalised[0])
+        rc = zt_fail(err, ZT_ENOTFOUND, "the coordinator does not have the configuration of run %s", d->summary->run_id);
+    if (rc == 0 && !o->subject)
+        rc = load_stored(o, f, d, err);
+    if (rc == 0) {
+        snprintf(f->resume.run, sizeof f->resume.run, "%s", d->summary->run_id); /* a name might be another's by then */
+        f->resume.step = at.step;
+        f->accept_batch_change = o->accept_batch_change;
+        rc = check_resume(o, f, d, err);
+    }
+    zt_answer_free(&a);
+    return rc;
+}
