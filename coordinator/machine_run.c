@@ -406,8 +406,9 @@ void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_e
                                   .actor = report ? "worker" : NULL},
                  "%s", message);
     if (!active) return;
-    if (!consequence) {
-        mc_begin_stop(m, r, reason, rank, message);
+    if (!consequence) { /* every replica reports a divergence, and names the one that went astray */
+        const bool named = reason == ZT_REASON_REPLICA_DIVERGED && peer >= 0 && peer < r->world;
+        mc_begin_stop(m, r, reason, named ? peer : rank, message);
         return;
     }
     if (r->pending.on) return;

@@ -132,7 +132,8 @@ static const struct zt_key keys[] = {
          "`bytes`: text, one token a byte (ids below 256); `none`: the files hold token ids."),
     BOOL("dataset.shuffle", dataset.shuffle, "true", "A new order every epoch."),
     BOOL("dataset.drop_last", dataset.drop_last, "true",
-         "Drop the samples that do not fill all ranks, instead of repeating some."),
+         "At the end of counted epochs, drop the samples that do not fill all ranks, instead of repeating some. "
+         "With training.steps none is dropped or repeated: epochs follow one another without a seam."),
     INT64("dataset.seed", dataset.seed, 0, NO_MAX, "0", "Seed of the order."),
     BOOL("dataset.document_masks", dataset.document_masks, "false",
          "Attention does not cross the ends of documents: of the lines of `.jsonl` files, of documents in `.bin` "

@@ -66,6 +66,7 @@ static void explain(const struct zt_trainer *t, int rc, struct zt_train_result *
     result->phase = t->ledger.phase;
     result->failed_step = t->step;
     name_peer(t, rc, result);
+    if (rc == ZT_EDIVERGED) result->peer = t->diverged;
     if (rc == ZT_EOOM && t->alloc && zt_alloc_last_oom(t->alloc)) {
         result->oom = *zt_alloc_last_oom(t->alloc);
         result->has_oom = true;

@@ -79,7 +79,8 @@ struct zt_train_result {
     bool has_oom;
     enum zt_phase phase;          /* where it failed */
     int64_t failed_step;          /* step in progress when it failed */
-    int peer;                     /* global rank of a lost or missing peer, -1 */
+    int peer;                     /* global rank of a lost or missing peer; of the replica that differs
+                                   * from most others (REPLICA_DIVERGED); -1: not known */
 };
 
 int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,

@@ -26,6 +26,7 @@ struct zt_window {
     int64_t seq_len, micros, capacity_micros, capacity_rows;
     struct zt_row all; /* micro i starts at i * capacity_rows * seq_len */
     int64_t *rows;     /* of each micro */
+    int64_t *ids;      /* samples, as the rows lie: micro i from i * capacity_rows on */
     int64_t total_rows, input_tokens, valid_tokens, padding_tokens;
     struct zt_fixsum weight; /* of its targets, when they have weights */
 };
@@ -36,6 +37,9 @@ int zt_window_load(struct zt_window *w, struct zt_loader *l, int64_t local_batch
 int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch, int64_t seq_len,
                        struct zt_error *err);
 void zt_window_free(struct zt_window *w);
+/* Sum mod 2^64 over this rank's rows of XXH3-64 of (place of the row in the global window i64, sample
+ * i64): summed over the data-parallel ranks the same for every mesh. 0: simulated. */
+uint64_t zt_window_sample_hash(const struct zt_window *w, int dp_index, int dp_size);
 /* What this rank's losses are divided by when they are told alone: its targets, or their weights. */
 double zt_window_weight(const struct zt_window *w);
 /* The same over all ranks: every token loss is divided by `weight`. Of ranks that see the same data
@@ -122,6 +126,7 @@ struct zt_trainer {
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
     bool counts_static, stop, dtypes_told;
+    int diverged; /* rank that train_agree.c found to be wrong, -1 */
     struct zt_step_report report;
 };
 #define ZT_CONTROL_WORDS 16
@@ -131,9 +136,14 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err);
 /* What comm.measure_seconds asks for: times of collectives, as events COMM_MEASURED. */
 int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err);
 void zt_trainer_close(struct zt_trainer *t, bool failed);
-/* All ranks hold one set of parameters: hashes agree over the replicas, and over the ranks of a
- * tensor group for what each holds whole. `global` is the hash of the whole model. ZT_EDIVERGED
- * names the ranks and the tensor. */
+
+/* train_agree.c */
+/* Before step 1: one specification, the same samples, the same weights on every rank. */
+int zt_trainer_agree(struct zt_trainer *t, struct zt_error *err);
+/* All ranks hold one set of parameters: hashes agree over the replicas, over the ranks of a tensor
+ * group for what each holds whole, and over all that is stored whole. `global` is the hash of the
+ * whole model. ZT_EDIVERGED names rank, unit and tensor; t->diverged is the rank where a majority
+ * says which one it is, else -1. */
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
 
 /* train_step.c: one window, from data to update; the report's loss and time fields */

@@ -278,138 +278,6 @@ out:
     return rc;
 }
 
-/* ---- agreement ---- */
-
-/* On a mismatch of what ranks `rank` and `other` both hold: which tensor differs. Every rank comes
- * here; `other` tells its sums, `rank` what differs from them. */
-static int name_divergence(struct zt_trainer *t, struct zt_hash128 *per_tensor, int rank, int other,
-                           struct zt_error *err) {
-    struct zt_coll_why why = {"", "hash of every tensor", t->step, true};
-    struct zt_stream *compute = zt_device_compute(t->device);
-    bool whole = zt_mesh_coords(t->mesh, rank).tensor != zt_mesh_coords(t->mesh, other).tensor;
-    int64_t n = t->table.n_tensors, first = 0;
-    struct zt_hash128 *theirs = calloc((size_t)n, sizeof *theirs);
-    int rc = 0;
-    if (!theirs) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
-    memcpy(theirs, per_tensor, (size_t)n * sizeof *theirs);
-    TRY(zt_broadcast(t->control, theirs, 2 * n, ZT_I64, other, ZT_ROOT_NONE, compute, &why, err));
-    while (first < n && (!memcmp(&theirs[first], &per_tensor[first], sizeof *theirs) ||
-                         (whole && t->table.tensors[first].tp_dim >= 0)))
-        first++;
-    TRY(zt_broadcast(t->control, &first, 1, ZT_I64, rank, ZT_ROOT_NONE, compute, &why, err));
-    TRY(zt_fail(
-        err, ZT_EDIVERGED,
-        "step %lld: rank %d holds other parameters than its %s rank %d, first in %s; the run's "
-        "numbers are not to be trusted: look for a faulty machine or memory on one of the two",
-        (long long)t->step, rank, whole ? "tensor group's" : "replica", other,
-        first < n ? t->table.tensors[first].name : "?"));
-out:
-    free(theirs);
-    return rc;
-}
-
-/* What a rank says of its parameters: the sum that counts, and that over what every rank of its
- * tensor group holds whole. */
-struct sums {
-    struct zt_hash128 own, whole;
-};
-
-static struct zt_hash128 whole_sum(const struct zt_trainer *t,
-                                   const struct zt_hash128 *per_tensor) {
-    struct zt_hash128 sum = {0, 0};
-    for (int i = 0; i < t->table.n_tensors; i++)
-        if (t->table.tensors[i].tp_dim < 0) zt_hash128_add(&sum, per_tensor[i]);
-    return sum;
-}
-
-/* The first of the ranks that hold what the one at c does. */
-static int first_replica(const struct zt_trainer *t, struct zt_coords c) {
-    c.replicate = 0;
-    /* whole parameters: shard ranks are replicas too */
-    if (!zt_policy(t->spec->parallelism.mode)->shard_optimizer) c.shard = 0;
-    return zt_mesh_rank(t->mesh, c);
-}
-
-int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err) {
-    struct zt_coll_why why = {"", "parameter hash", t->step, true};
-    struct zt_hash128 *tensors = calloc((size_t)t->table.n_tensors, sizeof *tensors);
-    struct sums own, *all = calloc((size_t)t->config->world, sizeof *all);
-    int rc = 0;
-    if (!tensors || !all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
-    TRY(zt_runtime_parameter_hash(t->runtime, &own.own, tensors, err));
-    own.whole = whole_sum(t, tensors);
-    TRY(zt_all_gather(t->control, &own, all, sizeof own / sizeof(int64_t), ZT_I64,
-                      zt_device_compute(t->device), &why, err));
-    *global = (struct zt_hash128){0, 0};
-    for (int i = 0; i < t->config->world; i++) {
-        struct zt_coords c = zt_mesh_coords(t->mesh, i);
-        int replica = first_replica(t, c), peer = i - c.tensor; /* tensor is innermost */
-        if (replica == i)
-            zt_hash128_add(global, all[i].own);
-        else if (memcmp(&all[i], &all[replica], sizeof *all))
-            TRY(name_divergence(t, tensors, i, replica, err));
-        if (memcmp(&all[i].whole, &all[peer].whole, sizeof all->whole))
-            TRY(name_divergence(t, tensors, i, peer, err));
-    }
-out:
-    free(tensors);
-    free(all);
-    return rc;
-}
-
-enum agreed { A_SPEC = 0, A_TRAIN, A_TRAIN_SAMPLES, A_VALID, A_VALID_SAMPLES, A_COUNT };
-
-/* What this rank starts from: specification and model table, and which samples there are. */
-static void own_start(const struct zt_trainer *t, int64_t own[A_COUNT]) {
-    const char *text = t->spec->normalised_hash;
-    uint64_t h = XXH3_64bits(text, strlen(text));
-    for (int i = 0; i < t->table.n_tensors; i++) {
-        const struct zt_tensor_def *d = &t->table.tensors[i];
-        h = XXH3_64bits_withSeed(d->name, strlen(d->name), h ^ (uint64_t)d->numel);
-    }
-    own[A_SPEC] = (int64_t)h;
-    own[A_TRAIN] = t->train_set ? (int64_t)zt_dataset_digest(t->train_set) : 0;
-    own[A_TRAIN_SAMPLES] = t->train_set ? zt_dataset_samples(t->train_set) : 0;
-    own[A_VALID] = t->valid_set ? (int64_t)zt_dataset_digest(t->valid_set) : 0;
-    own[A_VALID_SAMPLES] = t->valid_set ? zt_dataset_samples(t->valid_set) : 0;
-}
-
-static int same_data(const char *key, int rank, const int64_t *zero, const int64_t *other,
-                     struct zt_error *err) {
-    if (!memcmp(zero, other, 2 * sizeof *zero)) return 0;
-    return zt_fail(err, ZT_EDATA,
-                   "%s: rank %d finds other files than rank 0: %lld samples, rank 0 has %lld; the "
-                   "names and lengths of the files must be the same on every host",
-                   key, rank, (long long)other[1], (long long)zero[1]);
-}
-
-/* Before step 1: the same specification and model table everywhere, the same samples (ranks that
- * deal different decks repeat and miss samples, or end their epochs apart), the same weights. */
-static int agree(struct zt_trainer *t, struct zt_error *err) {
-    struct zt_coll_why why = {"", "specification and data", 0, true};
-    struct zt_hash128 ignored;
-    int64_t own[A_COUNT], *all = calloc((size_t)t->config->world * A_COUNT, sizeof *all);
-    int rc = 0;
-    if (!all) TRY(zt_fail(err, ZT_ENOMEM, "trainer: no host memory"));
-    own_start(t, own);
-    TRY(zt_all_gather(t->control, own, all, A_COUNT, ZT_I64, zt_device_compute(t->device), &why,
-                      err));
-    for (int i = 1; i < t->config->world; i++) {
-        const int64_t *other = all + (size_t)i * A_COUNT;
-        if (other[A_SPEC] != all[A_SPEC])
-            TRY(zt_fail(err, ZT_EVERSION,
-                        "rank %d runs another specification or model than rank 0; "
-                        "all workers of a run must be given the same run.yaml and version",
-                        i));
-        TRY(same_data("dataset.path", i, all + A_TRAIN, other + A_TRAIN, err));
-        TRY(same_data("validation", i, all + A_VALID, other + A_VALID, err));
-    }
-    TRY(zt_trainer_check_hash(t, &ignored, err));
-out:
-    free(all);
-    return rc;
-}
-
 static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
     struct zt_runtime_env env = {.spec = t->spec,
                                  .table = &t->table,
@@ -436,7 +304,7 @@ static int open_runtime(struct zt_trainer *t, struct zt_error *err) {
                                  .progress = t->config->progress,
                                  .runtime = t->runtime};
     t->group.comm = t->tensor;
-    return agree(t, err);
+    return zt_trainer_agree(t, err);
 }
 
 int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {

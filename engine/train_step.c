@@ -196,6 +196,7 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     t->intervals.off = t->config->unmeasured;
     zt_probe_step(&t->probe);
     TRY(next_window(t, &total, err));
+    r->sample_hash = zt_window_sample_hash(&t->window, t->dp_index, t->dp_size);
     r->data_seconds = 1e-9 * (double)(zt_trainer_now(t) - start);
     TRY(zt_runtime_window_begin(t->runtime, t->step, err));
     TRY(micro_steps(t, scale / total.weight, &loss, &counted, err));

@@ -3,6 +3,7 @@
  * and thread rules: train_int.h. */
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "engine/train_int.h"
 
@@ -12,9 +13,12 @@ static int grow(struct zt_window *w, int64_t micros, bool starts, bool weights,
     if (micros <= w->capacity_micros) return 0;
     int64_t *rows = realloc(w->rows, (size_t)micros * sizeof *rows);
     if (rows) w->rows = rows;
+    size_t ids = (size_t)(micros * w->capacity_rows) * sizeof *w->ids;
     zt_row_free(&w->all);
+    free(w->ids);
+    w->ids = malloc(ids ? ids : 1);
     w->capacity_micros = 0;
-    if (!rows || !zt_row_alloc(&w->all, micros * w->capacity_rows, w->seq_len, starts, weights))
+    if (!rows || !w->ids || !zt_row_alloc(&w->all, micros * w->capacity_rows, w->seq_len, starts, weights))
         return zt_fail(err, ZT_ENOMEM, "window of %lld micro-batches: no host memory",
                        (long long)micros);
     w->capacity_micros = micros;
@@ -31,6 +35,7 @@ static void put(struct zt_window *w, const struct zt_micro_batch *b) {
         memcpy(to.weights, b->all.weights, n * sizeof *to.weights);
         zt_fixsum_add_floats(&w->weight, to.weights, n);
     }
+    memcpy(w->ids + w->micros * w->capacity_rows, b->sample_ids, (size_t)b->rows * sizeof *w->ids);
     w->rows[w->micros++] = b->rows;
     w->total_rows += b->rows;
     w->input_tokens += (int64_t)n;
@@ -77,7 +82,19 @@ int zt_window_simulate(struct zt_window *w, int64_t micros, int64_t local_batch,
 void zt_window_free(struct zt_window *w) {
     zt_row_free(&w->all);
     free(w->rows);
+    free(w->ids);
     memset(w, 0, sizeof *w);
+}
+
+uint64_t zt_window_sample_hash(const struct zt_window *w, int dp_index, int dp_size) {
+    uint64_t sum = 0;
+    int64_t before = 0;
+    for (int64_t m = 0; m < w->micros && w->capacity_rows > 0; m++)
+        for (int64_t r = 0; r < w->rows[m]; r++, before++) {
+            const int64_t word[2] = {before * dp_size + dp_index, w->ids[m * w->capacity_rows + r]};
+            sum += XXH3_64bits(word, sizeof word);
+        }
+    return sum;
 }
 
 double zt_window_weight(const struct zt_window *w) {

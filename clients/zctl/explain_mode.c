@@ -176,7 +176,8 @@ static int model_figures(const struct zt_spec *s, json_t **out, struct zt_error 
     struct zt_traffic_peak peak = {0, 0};
     struct tally tally = {0};
     int64_t sent = 0;
-    const struct zt_layout_options lo = zt_layout_options_of(s, zt_policy(s->parallelism.mode));
+    const struct zt_layout_options lo =
+        zt_layout_options_of(s, zt_policy(s->parallelism.mode), s->parallelism.shard);
     int rc = zt_spec_table(s, &t, err);
     rc = rc ? rc : zt_model_table_cut(&t, s->parallelism.tensor, 0, err);
     rc = rc ? rc : zt_unit_layout_build(&t, &lo, &l, err);

@@ -82,14 +82,15 @@ struct zt_loader_config {
     int64_t local_batch, seq_len, accumulation;
     bool shuffle, drop_last;
     uint64_t seed;
-    int64_t epochs;           /* 0: endless, windows run across epochs; else they end with the epoch */
+    int64_t epochs;           /* 0: endless, windows run across epochs, all of whose samples are used,
+                                 whatever drop_last says; else windows end with the epoch */
     enum zt_tail tail;
     struct zt_cursor start;
 };
 /* One window's worth of micro-batches comes in order. */
 struct zt_micro_batch {
     struct zt_row all;           /* of all rows, [rows*T]; owned by the loader until the next call */
-    int64_t rows;                /* sequences here: local_batch, or fewer at an epoch's end, which
+    int64_t rows;                /* sequences here: local_batch, or fewer at a counted epoch's end, which
                                     drop_last leaves out */
     int64_t micro, window_micros;/* index in this window, and how many the window has */
     int64_t *sample_ids;         /* rows global sample ids */
@@ -102,6 +103,8 @@ int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_erro
 int64_t zt_loader_windows(const struct zt_loader *l);
 /* The same of a set of so many samples, before there is a loader; c->dataset is not read. */
 int64_t zt_windows_of(const struct zt_loader_config *c, int64_t samples);
+/* The same from `start` on, in place of the beginning. */
+int64_t zt_loader_windows_left(const struct zt_loader *l);
 /* Where a new loader goes on after the micro-batch that zt_loader_next gave last. */
 struct zt_cursor zt_loader_cursor(const struct zt_loader *l);
 void zt_loader_destroy(struct zt_loader *l);

@@ -7,8 +7,10 @@
  * the two counters, `stop` and a slot's hand-over are shared, all under `lock`.
  *
  * In an epoch the ranks stride over the list from the cursor: rank r's i-th sample is list place
- * cursor + i * dp_size + r, so a cursor is good for any number of ranks. Epochs end short of a full
- * micro-batch with drop_last, else the last one has fewer rows. */
+ * cursor + i * dp_size + r, so a cursor is good for any number of ranks. Counted epochs end short of a
+ * full micro-batch with drop_last, else the last one has fewer rows. Endless ones follow one another
+ * without a seam: a micro-batch may begin in one and end in the next, so that the samples of a window
+ * depend on the global batch alone, never on how many ranks or micro-batches share it. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -71,53 +73,72 @@ static int enter_epoch(struct zt_loader *l, int64_t epoch, int64_t consumed, str
     return zt_sampler_set_epoch(&l->sampler, epoch, err);
 }
 
-/* Goes to the next epoch that has something; ZT_ENOTFOUND after the last one. A whole epoch always
- * has at least one global batch, so that this ends. */
+/* Goes to the next counted epoch that has something; ZT_ENOTFOUND after the last one. */
 static int find_micro(struct zt_loader *l, struct zt_error *err) {
-    while (l->micros_left == 0) {
-        if (l->c.epochs > 0 && l->epoch + 1 >= l->c.epochs) return ZT_ENOTFOUND;
+    while (l->epoch < l->c.epochs && l->micros_left == 0) {
+        if (l->epoch + 1 == l->c.epochs) return ZT_ENOTFOUND;
         int rc = enter_epoch(l, l->epoch + 1, 0, err);
         if (rc != ZT_OK) return rc;
     }
-    return l->c.epochs > 0 && l->epoch >= l->c.epochs ? ZT_ENOTFOUND : ZT_OK;
+    return l->epoch < l->c.epochs ? ZT_OK : ZT_ENOTFOUND;
 }
 
+/* A place past the end of an endless epoch is one of the next; of a counted one, without drop_last, it
+ * repeats the list from the front. A rank's places ascend, so the order is made once an epoch. */
 static int read_row(struct zt_loader *l, struct zt_micro_batch *b, int64_t row,
                     struct zt_error *err) {
     const struct zt_loader_config *c = &l->c;
     int64_t place = l->consumed + row * c->dp_size + c->dp_index;
-    int64_t id = l->sampler.perm[place % l->samples]; /* past the end: repeated from the front */
+    int64_t epoch = c->epochs > 0 ? l->epoch : l->epoch + place / l->samples;
+    int rc = zt_sampler_set_epoch(&l->sampler, epoch, err);
+    if (rc != ZT_OK) return rc;
+    int64_t id = l->sampler.perm[place % l->samples];
     struct zt_row one = zt_row_at(&b->all, row * c->seq_len);
-    int rc = zt_dataset_read(c->dataset, id, &one, err);
+    rc = zt_dataset_read(c->dataset, id, &one, err);
     b->all.padding += one.padding;
     b->sample_ids[row] = id;
     return rc;
 }
 
-/* The next micro-batch of the plan, into s. */
-static int fill(struct zt_loader *l, struct slot *s) {
-    struct zt_micro_batch *b = &s->batch;
-    int rc = find_micro(l, &s->err);
+/* What the next micro-batch is: its rows, and its place in a window, which is short at the end of
+ * counted epochs. */
+static int plan_micro(struct zt_loader *l, struct zt_micro_batch *b, struct zt_error *err) {
+    const struct zt_loader_config *c = &l->c;
+    int rc = c->epochs > 0 ? find_micro(l, err) : ZT_OK;
     if (rc != ZT_OK) return rc;
-    if (l->window_at ==
-        l->window_micros) { /* a window begins: short at the end of counted epochs */
+    if (l->window_at == l->window_micros) {
         l->window_at = 0;
-        l->window_micros = l->c.accumulation;
-        if (l->c.epochs > 0 && l->micros_left < l->window_micros) l->window_micros = l->micros_left;
+        l->window_micros = c->accumulation;
+        if (c->epochs > 0 && l->micros_left < l->window_micros) l->window_micros = l->micros_left;
     }
-    b->rows = l->epoch_rows < l->c.local_batch ? l->epoch_rows : l->c.local_batch;
+    b->rows = c->epochs > 0 && l->epoch_rows < c->local_batch ? l->epoch_rows : c->local_batch;
     b->micro = l->window_at;
     b->window_micros = l->window_micros;
     b->all.padding = 0;
-    for (int64_t row = 0; row < b->rows; row++)
-        if ((rc = read_row(l, b, row, &s->err)) != ZT_OK) return rc;
-    l->consumed += b->rows * l->c.dp_size;
-    l->epoch_rows -= b->rows;
-    l->micros_left--;
-    l->window_at++;
-    s->after = l->micros_left > 0 ? (struct zt_cursor){l->epoch, l->consumed}
-                                  : (struct zt_cursor){l->epoch + 1, 0};
     return ZT_OK;
+}
+
+/* Behind a micro-batch. */
+static struct zt_cursor advance(struct zt_loader *l, int64_t rows) {
+    l->window_at++;
+    l->consumed += rows * l->c.dp_size;
+    if (l->c.epochs > 0) {
+        l->epoch_rows -= rows;
+        if (--l->micros_left == 0) return (struct zt_cursor){l->epoch + 1, 0};
+    } else {
+        l->epoch += l->consumed / l->samples;
+        l->consumed %= l->samples;
+    }
+    return (struct zt_cursor){l->epoch, l->consumed};
+}
+
+/* The next micro-batch of the plan, into s. */
+static int fill(struct zt_loader *l, struct slot *s) {
+    struct zt_micro_batch *b = &s->batch;
+    int rc = plan_micro(l, b, &s->err);
+    for (int64_t row = 0; rc == ZT_OK && row < b->rows; row++) rc = read_row(l, b, row, &s->err);
+    if (rc == ZT_OK) s->after = advance(l, b->rows);
+    return rc;
 }
 
 /* ---- the reader thread ---- */
@@ -241,10 +262,21 @@ int zt_loader_next(struct zt_loader *l, struct zt_micro_batch *b, struct zt_erro
     return rc;
 }
 
+static int64_t windows_from(const struct zt_loader_config *c, int64_t samples, int64_t consumed) {
+    int64_t micros = micros_of(c, rows_left(c, samples, consumed));
+    return zt_window_count(micros, c->accumulation, c->tail == ZT_TAIL_DROP);
+}
+
 int64_t zt_windows_of(const struct zt_loader_config *c, int64_t samples) {
-    if (c->epochs == 0) return -1;
-    int64_t micros = micros_of(c, rows_left(c, samples, 0));
-    return c->epochs * zt_window_count(micros, c->accumulation, c->tail == ZT_TAIL_DROP);
+    return c->epochs == 0 ? -1 : c->epochs * windows_from(c, samples, 0);
+}
+
+int64_t zt_loader_windows_left(const struct zt_loader *l) {
+    const struct zt_cursor at = l->c.start;
+    if (l->c.epochs == 0) return -1;
+    if (at.epoch >= l->c.epochs) return 0;
+    return windows_from(&l->c, l->samples, at.consumed) +
+           (l->c.epochs - at.epoch - 1) * windows_from(&l->c, l->samples, 0);
 }
 
 int64_t zt_loader_windows(const struct zt_loader *l) { return zt_windows_of(&l->c, l->samples); }

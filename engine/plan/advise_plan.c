@@ -94,7 +94,8 @@ static int add_sent(void *arg, const struct zt_traffic_event *e) {
 
 /* Bytes that a rank sends in a step, without what layers send over their tensor group. */
 static int walked_bytes(const struct zt_spec *s, int64_t *sent, struct zt_error *err) {
-    const struct zt_layout_options o = zt_layout_options_of(s, zt_policy(s->parallelism.mode));
+    const struct zt_layout_options o =
+        zt_layout_options_of(s, zt_policy(s->parallelism.mode), s->parallelism.shard);
     struct zt_model_table t = {0};
     struct zt_unit_layout l = {0};
     *sent = 0;

@@ -381,7 +381,7 @@ static void take_unit(const struct zt_spec *s, const struct zt_model_table *t,
 static int take_units(const struct zt_spec *s, const struct zt_model_table *t, struct zt_plan *p,
                       struct zt_error *err) {
     const struct zt_policy *policy = zt_policy(s->parallelism.mode);
-    const struct zt_layout_options o = zt_layout_options_of(s, policy);
+    const struct zt_layout_options o = zt_layout_options_of(s, policy, s->parallelism.shard);
     struct zt_unit_layout l = {0};
     struct zt_walk walk = {0};
     int rc = 0;

@@ -166,12 +166,12 @@ struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, in
     return (struct zt_flat_part){begin - e->offset, begin - from, end - begin};
 }
 
-struct zt_layout_options zt_layout_options_of(const struct zt_spec *s,
-                                              const struct zt_policy *row) {
+struct zt_layout_options zt_layout_options_of(const struct zt_spec *s, const struct zt_policy *row,
+                                              int shard_degree) {
     const struct zt_recipe *recipe = zt_recipe_find(s->precision.recipe);
     bool gathers = row->gather == ZT_GATHER_BEFORE_USE;
     return (struct zt_layout_options){
-        .shard_degree = s->parallelism.shard,
+        .shard_degree = shard_degree,
         .dtype = recipe->param,
         .frozen = recipe->frozen,
         .bucket_bytes = s->parallelism.bucket_mib * (double)ZT_MIB,

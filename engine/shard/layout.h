@@ -58,7 +58,8 @@ struct zt_flat_part zt_flat_part(const struct zt_flat_entry *e, int64_t from, in
 
 /* How a specification wants its tables laid out in a mode. */
 struct zt_spec;
-struct zt_layout_options zt_layout_options_of(const struct zt_spec *s, const struct zt_policy *row);
+struct zt_layout_options zt_layout_options_of(const struct zt_spec *s, const struct zt_policy *row,
+                                              int shard_degree);
 
 /* Elements of a group that a rank stores, and those that are its own: what its optimizer steps and
  * what it speaks for; those lie within the others. */

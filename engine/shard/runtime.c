@@ -99,7 +99,7 @@ int rt_create(const struct zt_runtime_env *env, const struct zt_policy *row,
     r->replicate = env->mesh.replicate;
     r->shard_index = zt_mesh_coords(env->mesh, env->rank).shard;
     RT_TRY(check_mode(env, row, r->recipe, err));
-    const struct zt_layout_options o = zt_layout_options_of(s, row);
+    const struct zt_layout_options o = zt_layout_options_of(s, row, r->shard);
     RT_TRY(zt_unit_layout_build(env->table, &o, &r->layout, err));
     RT_TRY(rt_state_build(r, err));
     RT_TRY(rt_gather_build(r, err));

@@ -90,6 +90,10 @@ zt_runtime_sent_bytes(const struct zt_runtime *r); /* since window_begin (D13), 
  * NULL): n_tensors entries, each of all own elements whatever the rank. */
 int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
                               struct zt_hash128 *per_tensor, struct zt_error *err);
+/* The same over what is stored whole though this rank owns a part of it (zero1, zero2, persistent
+ * parameters): the stored values, by tensor; of other tensors zero. Equal on all data-parallel ranks. */
+int zt_runtime_copy_hash(struct zt_runtime *r, struct zt_hash128 *per_tensor,
+                         struct zt_error *err);
 
 /* State hash (D12): the same of both moments, M under ZT_HASH_M | number and V under ZT_HASH_V | number,
  * added up. Zero where there are none yet (state_init lazy). */

@@ -166,6 +166,15 @@ static const void *value_at(const struct rt_group *g, int64_t at, enum zt_dtype 
                      : (void *)rt_at(g->store, g->own_from - g->store_from + at, g->def->dtype);
 }
 
+static int hash_piece(struct zt_runtime *r, const struct zt_flat_piece *p, enum zt_dtype t,
+                      const void *v, struct zt_hash128 *h, struct zt_error *err) {
+    uint64_t sum[2] = {0, 0};
+    int rc = r->env.ops->hash_values(r->env.ctx, t, v, r->env.table->tensors[p->tensor].number,
+                                     p->span, p->count, sum, err);
+    *h = (struct zt_hash128){sum[0], sum[1]};
+    return rc;
+}
+
 static int hash_group(struct zt_runtime *r, const struct rt_group *g, struct zt_hash128 *own,
                       struct zt_hash128 *per_tensor, struct zt_error *err) {
     for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
@@ -173,11 +182,9 @@ static int hash_group(struct zt_runtime *r, const struct rt_group *g, struct zt_
         if (!speaks && !per_tensor) continue;
         enum zt_dtype t;
         const void *v = value_at(g, p.at, &t);
-        uint64_t sum[2] = {0, 0};
-        int rc = r->env.ops->hash_values(
-            r->env.ctx, t, v, r->env.table->tensors[p.tensor].number, p.span, p.count, sum, err);
+        struct zt_hash128 h;
+        int rc = hash_piece(r, &p, t, v, &h, err);
         if (rc) return rc;
-        const struct zt_hash128 h = {sum[0], sum[1]};
         if (speaks) zt_hash128_add(own, h);
         if (per_tensor) zt_hash128_add(&per_tensor[p.tensor], h);
     }
@@ -192,6 +199,22 @@ int zt_runtime_parameter_hash(struct zt_runtime *r, struct zt_hash128 *own,
     for (int i = 0; rc == 0 && i < r->layout.n_groups; i++)
         rc = hash_group(r, &r->groups[i], own, per_tensor, err);
     return rc;
+}
+
+int zt_runtime_copy_hash(struct zt_runtime *r, struct zt_hash128 *per_tensor,
+                         struct zt_error *err) {
+    memset(per_tensor, 0, (size_t)r->env.table->n_tensors * sizeof *per_tensor);
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        const struct rt_group *g = &r->groups[i];
+        if (g->own_count == g->store_count) continue;
+        for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->store_from, g->store_count, &p);) {
+            struct zt_hash128 h;
+            int rc = hash_piece(r, &p, g->def->dtype, rt_at(g->store, p.at, g->def->dtype), &h, err);
+            if (rc) return rc;
+            zt_hash128_add(&per_tensor[p.tensor], h);
+        }
+    }
+    return 0;
 }
 
 /* ---- looking in ---- */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/sys.h"
 #include "engine/shard/runtime_int.h"
 
 struct norm {
@@ -144,6 +145,39 @@ out:
     return rc;
 }
 
+/* ---- planted faults of the divergence tests: one bit of what lasts ---- */
+
+/* Of a value that this rank owns; `shared`: of a tensor that its tensor group holds whole. */
+static void flip_own(struct zt_runtime *r, bool shared) {
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        const enum zt_dtype t = g->master ? ZT_F32 : g->def->dtype;
+        char *own = g->master ? (char *)g->master : rt_at(g->store, g->own_from - g->store_from, t);
+        for (struct zt_flat_piece p = {0}; rt_piece_next(r, g, g->own_from, g->own_count, &p);) {
+            if (shared && r->env.table->tensors[p.tensor].tp_dim >= 0) continue;
+            rt_at(own, p.at, t)[zt_dtype_size(t) - 2] ^= 0x10; /* in the mantissa */
+            return;
+        }
+    }
+}
+
+/* Of a frozen value that this rank stores and another owns. */
+static void flip_stored(struct zt_runtime *r) {
+    for (int i = 0; i < r->layout.n_groups; i++) {
+        struct rt_group *g = &r->groups[i];
+        const int64_t other = g->own_from ? 0 : g->own_count;
+        if (g->def->trainable || g->own_count == g->store_count) continue;
+        rt_at(g->store, other, g->def->dtype)[zt_dtype_size(g->def->dtype) - 2] ^= 0x10;
+        return;
+    }
+}
+
+static void plant_flips(struct zt_runtime *r) {
+    if (ZT_FAILPOINT("engine.flip_own")) flip_own(r, false);
+    if (ZT_FAILPOINT("engine.flip_shared")) flip_own(r, true);
+    if (ZT_FAILPOINT("engine.flip_stored")) flip_stored(r);
+}
+
 int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error *err) {
     struct norm n;
     int rc = 0;
@@ -159,6 +193,7 @@ int zt_runtime_update(struct zt_runtime *r, struct zt_update *u, struct zt_error
     if (!u->skipped) RT_TRY(step_all(r, u, err));
     if (!u->skipped) RT_TRY(rt_gather_updated_wait(r, err));
     for (int i = 0; i < r->layout.n_groups; i++) rt_gradient_drop(r, &r->groups[i]);
+    plant_flips(r);
     r->in_window = false;
 out:
     return rc;

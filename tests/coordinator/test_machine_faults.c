@@ -60,6 +60,22 @@ Test(faults, every_reason_is_retried_as_decided) {
         cr_assert_eq(B.run[r].generation, table[i].retry == ZT_RETRY_NEVER ? 1 : 2, "%s", name);
     }
 }
+/* All replicas report a divergence, the good ones first maybe; where a majority knows, they name who it is. */
+Test(faults, a_divergence_is_blamed_on_the_rank_that_is_named) {
+    for (int named = 0; named < 2; named++) {
+        bench_close();
+        bench_open();
+        int r = running(3);
+        cr_assert_eq(bench_fail(r, 0, ZT_REASON_REPLICA_DIVERGED, named ? 2 : -1), 0);
+        bench_exit_all(r, 0, 9);
+        cr_assert_eq(bench_state(r), ZT_RUN_FAILED);
+        cr_assert_eq(B.run[r].reason, ZT_REASON_REPLICA_DIVERGED);
+        cr_assert_eq(B.run[r].cause_rank, named ? 2 : 0);
+        cr_assert_str_eq(B.attempt[r].worker_id, named ? "a/2" : "a/0");
+        cr_assert_eq(B.failure[0].rank, 0, "who reported it is kept");
+        cr_assert_eq(B.failure[0].peer, named ? 2 : -1);
+    }
+}
 Test(faults, a_reason_of_a_newer_version_counts_as_an_exit) {
     int r = running(1);
     bench_fail(r, 0, (enum zt_reason)999, -1);

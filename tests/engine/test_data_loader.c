@@ -196,6 +196,77 @@ static void body_windows(void) {
     zt_dataset_close(d);
 }
 
+/* Without an end the epochs are one stream: whatever the ranks, micro-batches and drop_last, place w G + p
+ * of it is sample p' of the permutations one behind the other. 29 samples: no batch divides them. */
+static void body_endless_epochs_are_one_stream(void) {
+    enum { N = 29, G = 12, WINDOWS = 20 };
+    struct zt_dataset *d = make_set(N);
+    int64_t stream[WINDOWS * G];
+    struct zt_sampler s;
+    CHECK(zt_sampler_init(&s, N, 1, true, false, 1234, NULL) == 0);
+    for (int64_t i = 0; i < WINDOWS * G; i++) {
+        CHECK(zt_sampler_set_epoch(&s, i / N, NULL) == 0);
+        stream[i] = zt_sampler_get(&s, 0, i % N);
+    }
+    zt_sampler_free(&s);
+    static const struct {
+        int world;
+        int64_t batch, accum;
+    } row[] = {{1, 12, 1}, {1, 1, 12}, {2, 3, 2}, {3, 4, 1}, {4, 3, 1}, {4, 1, 3}, {6, 2, 1}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+        for (int rank = 0; rank < row[i].world; rank++) {
+            struct zt_loader_config c = make_config(d, rank, row[i].world, row[i].batch);
+            c.accumulation = row[i].accum;
+            c.drop_last = i % 2;
+            struct zt_loader *l = create(c);
+            struct zt_micro_batch b;
+            for (int64_t m = 0; m < WINDOWS * row[i].accum; m++) {
+                CHECK(zt_loader_next(l, &b, NULL) == 0 && b.rows == row[i].batch);
+                CHECK(b.micro == m % row[i].accum && b.window_micros == row[i].accum);
+                for (int64_t r = 0; r < b.rows; r++)
+                    CHECK(b.sample_ids[r] ==
+                          stream[(m * row[i].batch + r) * row[i].world + rank]);
+                check_content(&b);
+                int64_t used = (m + 1) * row[i].batch * row[i].world;
+                CHECK(zt_loader_cursor(l).epoch == used / N);
+                CHECK(zt_loader_cursor(l).consumed == used % N);
+            }
+            zt_loader_destroy(l);
+        }
+    zt_dataset_close(d);
+}
+
+/* The windows still to come, from every cursor at a window's end, are those that then come. */
+static void body_windows_left(void) {
+    struct zt_dataset *d = make_set(45); /* 2 ranks x batch 2: 11 micro-batches, or 12 with repeats */
+    for (int k = 0; k < 8; k++) {
+        struct zt_loader_config c = make_config(d, 0, 2, 2);
+        struct zt_micro_batch b;
+        c.accumulation = k & 1 ? 4 : 3;
+        c.drop_last = k & 2;
+        c.tail = k & 4 ? ZT_TAIL_DROP : ZT_TAIL_SHORT;
+        c.epochs = 3;
+        struct zt_loader *l = create(c), *from = create(c);
+        int64_t all = zt_loader_windows(l), left;
+        CHECK(zt_loader_windows_left(from) == all);
+        for (left = all; left > 0; left--) {
+            zt_loader_destroy(from);
+            do
+                CHECK(zt_loader_next(l, &b, NULL) == 0);
+            while (b.micro < b.window_micros - 1);
+            c.start = zt_loader_cursor(l);
+            from = create(c);
+            CHECK(zt_loader_windows_left(from) == left - 1);
+            CHECK(zt_loader_windows(from) == all);
+        }
+        CHECK(zt_loader_next(l, &b, NULL) == ZT_ENOTFOUND);
+        CHECK(zt_loader_next(from, &b, NULL) == ZT_ENOTFOUND);
+        zt_loader_destroy(from);
+        zt_loader_destroy(l);
+    }
+    zt_dataset_close(d);
+}
+
 /* From the cursor after any micro-batch, a new loader goes on as the first one would have. */
 static void body_cursor_resumes(void) {
     enum { STEPS = 23, BATCH = 3 };
@@ -414,7 +485,8 @@ static void body_packed_rows_are_dealt_in_the_samplers_order(void) {
 #define BODIES(X)                                                                                  \
     X(order_is_the_samplers)                                                                       \
     X(ranks_see_each_sample_once)                                                                  \
-    X(a_window_holds_the_same_samples_for_any_world) X(windows) X(cursor_resumes)                  \
+    X(a_window_holds_the_same_samples_for_any_world)                                               \
+    X(endless_epochs_are_one_stream) X(windows_left) X(windows) X(cursor_resumes)                  \
         X(cursor_survives_a_resize) X(a_batch_stays_until_the_next_call)                           \
             X(destroyed_at_any_moment) X(an_error_comes_in_its_place_and_stays)                    \
                 X(less_than_a_global_batch_is_refused) X(wrong_arguments_are_refused)              \
