@@ -116,7 +116,8 @@ int zt_model_table_build(const struct zt_model_config *c, enum zt_wrap wrap, int
  * and "MODULE.lora_B.weight" [out,rank], zero, so that the model starts as it was. The variance of A is
  * 1 / (3 in), which is that of the uniform draw that PEFT makes, so that its learning rates hold here. On
  * gpt2's c_attn an adapter is one pair for queries, keys and values together: they share A, and B is cut
- * per head as c_attn is. Before a cut. ZT_EINVAL names a pattern that matches no linear of a block. */
+ * per head as c_attn is. Before a cut. ZT_EINVAL names a pattern that matches no linear of a block, and
+ * a rank that no layer named can have. */
 int zt_model_table_add_lora(struct zt_model_table *t, int64_t rank, const char *const *targets, int n,
                             struct zt_error *err);
 /* The degree must divide heads, kv_heads and ffn_dim: ZT_EINVAL names what it does not divide, and the

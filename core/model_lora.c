@@ -51,6 +51,21 @@ static int choose(const struct zt_model_table *t, const char *const *patterns, i
     return linears;
 }
 
+/* The product of B and A has at most the rank of a whole matrix: more is memory for nothing on every one. */
+static int check_rank(const struct zt_model_table *t, const bool *chosen, int64_t rank, struct zt_error *err) {
+    int64_t most = 0;
+    for (int i = 0; i < t->n_tensors; i++) {
+        const int64_t *d = t->tensors[i].whole, side = d[0] < d[1] ? d[0] : d[1];
+        most = chosen[i] && side > most ? side : most;
+    }
+    if (rank <= most)
+        return 0;
+    return zt_fail(err, ZT_EINVAL,
+                   "training.lora.rank: %lld is above %lld, the shorter side of the largest linear layer named, and so more "
+                   "than a whole matrix has; give less, or train the layers themselves (training.trainable)",
+                   (long long)rank, (long long)most);
+}
+
 /* Outputs cut: A is whole on every rank and B is cut as the linear. Inputs cut: A is cut as the linear and
  * B is whole. What reaches the whole one's gradient on a rank comes from the rank's own part of the other. */
 static struct zt_tensor_def adapter(const struct zt_tensor_def *linear, enum zt_piece piece, int64_t rank,
@@ -110,9 +125,11 @@ int zt_model_table_add_lora(struct zt_model_table *t, int64_t rank, const char *
     ZT_ASSERT(rank >= 1 && t->tensor_degree == 1);
     bool *chosen = calloc((size_t)t->n_tensors, sizeof *chosen);
     int linears = chosen ? choose(t, targets, n, chosen, err) : 0;
-    if (linears > 0)
+    int rc = linears < 0 ? linears : linears > 0 ? check_rank(t, chosen, rank, err) : 0;
+    if (rc == 0 && linears > 0)
         to = calloc((size_t)(t->n_tensors + 2 * linears), sizeof *to);
-    int rc = linears < 0 ? linears : to ? 0 : zt_fail(err, ZT_ENOMEM, "no host memory for the table of adapters");
+    if (rc == 0 && !to)
+        rc = zt_fail(err, ZT_ENOMEM, "training.lora: no host memory for the table of adapters");
     if (rc == 0)
         insert(t, to, chosen, rank);
     free(chosen);

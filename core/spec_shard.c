@@ -168,6 +168,12 @@ static void note_bucket(struct zt_problems *p, struct zt_spec *s) {
     zt_model_table_free(&t);
 }
 
+/* What is said of a key of training after its name and a colon. */
+static const char *after_key(const struct zt_error *err) {
+    const char *why = strstr(err->msg, ": ");
+    return why ? why + 2 : err->msg;
+}
+
 /* Patterns need the names of the tensors. */
 static void check_trainable(struct zt_problems *p, const struct zt_spec *s) {
     struct zt_model_table t;
@@ -179,10 +185,8 @@ static void check_trainable(struct zt_problems *p, const struct zt_spec *s) {
         return; /* what is wrong with the model is told elsewhere */
     for (int i = 0; i < s->training.trainable.n; i++)
         patterns[i] = s->training.trainable.item[i];
-    if (zt_model_set_trainable(&t, patterns, s->training.trainable.n, &err)) {
-        const char *why = strstr(err.msg, ": ");
-        ZT_PROBLEM(p, "training.trainable", "%s", why ? why + 2 : err.msg);
-    }
+    if (zt_model_set_trainable(&t, patterns, s->training.trainable.n, &err))
+        ZT_PROBLEM(p, "training.trainable", "%s", after_key(&err));
     zt_model_table_free(&t);
 }
 
@@ -232,7 +236,8 @@ static void check_lora(struct zt_problems *p, const struct zt_spec *s) {
     for (int i = 0; i < s->training.lora.targets.n; i++)
         targets[i] = s->training.lora.targets.item[i];
     if (zt_model_table_add_lora(&t, s->training.lora.rank, targets, s->training.lora.targets.n, &err))
-        ZT_PROBLEM(p, "training.lora.targets", "%s", strstr(err.msg, ": ") + 2);
+        ZT_PROBLEM(p, strncmp(err.msg, "training.lora.rank", 18) == 0 ? "training.lora.rank" : "training.lora.targets", "%s",
+                   after_key(&err));
     zt_model_table_free(&t);
 }
 

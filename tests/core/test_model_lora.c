@@ -144,8 +144,15 @@ Test(lora, refusals) {
                               "model.layers.3.mlp.down_proj");
     cr_expect_eq(zt_model_table_add_lora(&t, 4, none, 0, &err), ZT_EINVAL);
     cr_expect_str_eq(err.msg, "training.lora.targets: no linear layer is named");
+    /* k_proj is [64, 128], q_proj [128, 128]: 128 is the whole of a matrix of the two */
+    static const char *const k[] = {"*.k_proj"};
+    cr_expect_eq(zt_model_table_add_lora(&t, 65, k, 1, &err), ZT_EINVAL);
+    cr_expect_str_eq(err.msg, "training.lora.rank: 65 is above 64, the shorter side of the largest linear layer named, and so "
+                              "more than a whole matrix has; give less, or train the layers themselves (training.trainable)");
     cr_expect_eq(t.n_tensors, before);
     for (int i = 0; i < t.n_tensors; i++)
         cr_expect(!t.tensors[i].frozen, "untouched");
+    static const char *const both[] = {"*.k_proj", "*.q_proj"};
+    cr_expect_eq(zt_model_table_add_lora(&t, 128, both, 2, &err), 0, "one of them has it: %s", err.msg);
     zt_model_table_free(&t);
 }

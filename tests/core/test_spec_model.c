@@ -154,4 +154,8 @@ Test(spec_model, adapters) {
                 "  seq_len: 8\n  local_batch_size: 1\n  trainable: [\"*.norm.*\"]\n  lora: {rank: 4}\n",
                 "run.yaml:9:3: training.trainable: given together with training.lora, where adapters alone train; give "
                 "one of them");
+    expect_text("version: 1\nname: good\nmodel: {preset: llama-nano}\ndataset: {path: x}\ntraining:\n  steps: 3\n"
+                "  seq_len: 8\n  local_batch_size: 1\n  lora: {rank: 129}\n",
+                "run.yaml:9:10: training.lora.rank: 129 is above 128, the shorter side of the largest linear layer named, and "
+                "so more than a whole matrix has; give less, or train the layers themselves (training.trainable)");
 }

@@ -45,6 +45,8 @@ static void same_run(const struct train_job *a, const struct train_job *b, const
         cr_assert_eq(x->loss, y->loss, "%s: step %d: %.17g, %.17g", what, s, x->loss, y->loss);
         cr_assert_eq(x->grad_norm, y->grad_norm, "%s: step %d", what, s);
         cr_assert_str_eq(x->parameter_hash, y->parameter_hash, "%s: step %d", what, s);
+        cr_assert(x->eval_loss == y->eval_loss || (isnan(x->eval_loss) && isnan(y->eval_loss)),
+                  "%s: step %d: evaluated %.17g, %.17g", what, s, x->eval_loss, y->eval_loss);
     }
 }
 
@@ -211,4 +213,69 @@ Test(families, adapters) {
 Test(families, adapters_of_another_type_than_the_base) {
     train_adapters(data_text("train.txt", 40000, 7), "{recipe: frozen16, reduce_dtype: fp32}",
                    2 * 65792 + 4 * (775 * 512 + 4 * 4096));
+}
+
+/* Adapters on every linear layer (one of them in a norm's group of small tensors), dropout and an evaluation:
+ * the mode, its options, recomputation, and how blocks become units change no bit. */
+static struct train_job *adapt_on(int world, const char *model, const char *recipe,
+                                  const char *how) {
+    return train_ok(world, train_yaml("%s, dropout: 0.1}\ndataset: {path: %s}\n"
+                                  "training: {steps: 4, seq_len: 16, local_batch_size: 2, "
+                                  "global_batch_size: 16, lora: {rank: 3, alpha: 6, targets: [\"*\"]}}\n"
+                                  "validation: {path: %s, every_steps: 2}\n"
+                                  "optimizer: {lr: 3.0e-3, max_norm: 0.5, weight_decay: 0.3}\n"
+                                  "precision: {recipe: %s, reduce_dtype: fp32}\n"
+                                  "metrics: {parameter_hash_every: 1}\nparallelism: {%s}\n",
+                                  model, data_text("train.txt", 40000, 7),
+                                  data_text("valid.txt", 9 * 16 + 1, 11), recipe, how));
+}
+static struct train_job *adapt(const char *model, const char *recipe, const char *how) {
+    return adapt_on(4, model, recipe, how);
+}
+
+Test(families, adapters_in_every_mode_have_the_same_bits) {
+    static const char *const once[] = {
+        "mode: zero1, wrap: part", "mode: zero1, wrap: 2, bucket_mib: 0.004",
+        "mode: zero1}\nactivation_checkpoint: {mode: full",
+        "mode: zero3, no_sync: true, prefetch: 2, persistence_threshold: 70",
+        "mode: fsdp, no_sync: true, reshard_after_forward: 2",
+        "mode: fsdp, no_sync: true, wrap: part}\nactivation_checkpoint: {mode: selective"};
+    static const char *const every[] = {
+        "mode: zero2, bucket_mib: 0.004, overlap: false",
+        "mode: zero3, persistence_threshold: 70}\nactivation_checkpoint: {mode: full, every: 2",
+        "mode: fsdp, reshard_after_forward: 2, wrap: part",
+        "mode: fsdp, wrap: 3, bucket_mib: 1}\nactivation_checkpoint: {mode: full"};
+    static const char *const models[] = {LLAMA, GPT2}, *const recipes[] = {"fp32", "frozen16"};
+    for (int k = 0; k < 4; k++) {
+        const char *model = models[k / 2], *recipe = recipes[k % 2];
+        const struct train_job *ddp = adapt(model, recipe, "mode: ddp"), *zero2 = adapt(model, recipe, "mode: zero2");
+        for (size_t i = 0; i < sizeof once / sizeof *once; i++) same_run(adapt(model, recipe, once[i]), ddp, once[i]);
+        for (size_t i = 0; i < sizeof every / sizeof *every; i++)
+            same_run(adapt(model, recipe, every[i]), zero2, every[i]);
+        for (int s = 2; s <= 4; s += 2)
+            cr_expect_float_eq(zero2->rank[0].report[s].eval_loss, ddp->rank[0].report[s].eval_loss, 1e-4);
+        cr_expect_neq(ddp->rank[0].report[4].eval_loss, ddp->rank[0].report[2].eval_loss, "adapters are evaluated");
+    }
+}
+
+/* And over two tensor ranks: recomputation changes no bit, and it is what one rank computes. */
+Test(families, adapters_over_tensor_ranks) {
+    static const char *const models[] = {LLAMA, GPT2};
+    for (int k = 0; k < 4; k++) {
+        const char *model = models[k / 2], *sequence = k % 2 ? "true" : "false";
+        char tensor[160], full[240], selective[240];
+        snprintf(tensor, sizeof tensor, "mode: fsdp, tensor_parallel_degree: 2, sequence_parallel: %s", sequence);
+        snprintf(full, sizeof full, "%s, wrap: part}\nactivation_checkpoint: {mode: full", tensor);
+        snprintf(selective, sizeof selective, "%s}\nactivation_checkpoint: {mode: selective", tensor);
+        const struct train_job *two = adapt_on(2, model, "fp32", "mode: fsdp"), *four = adapt(model, "fp32", tensor);
+        same_run(adapt(model, "fp32", full), four, full);
+        same_run(adapt(model, "fp32", selective), four, selective);
+        same_run(adapt(model, "frozen16", full), adapt(model, "frozen16", tensor), full);
+        for (int s = 1; s <= 4; s++) {
+            const struct zt_step_report *x = &four->rank[0].report[s], *y = &two->rank[0].report[s];
+            cr_expect_float_eq(x->loss, y->loss, 1e-5 * y->loss, "%s: step %d: %.9g, not %.9g", tensor, s, x->loss, y->loss);
+            cr_expect_float_eq(x->grad_norm, y->grad_norm, 1e-3 * y->grad_norm, "%s: step %d: %.9g, not %.9g", tensor, s,
+                               x->grad_norm, y->grad_norm);
+        }
+    }
 }
