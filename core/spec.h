@@ -108,7 +108,7 @@ struct zt_spec {
     struct {
         bool enabled;
         char folder[ZT_PATH_MAX], load[ZT_PATH_MAX];
-        int64_t interval, keep_latest_k, keep_every;
+        int64_t interval, keep_latest_k, keep_every, memory_copies;
         bool on_preempt;
     } checkpoint;
     struct { double limit_gib; bool expandable_segments; double max_split_size_mib, gc_threshold; } memory;

@@ -301,6 +301,9 @@ static const struct zt_key keys[] = {
           "Newest checkpoints that are kept, at least 2; 0: all."),
     INT64("checkpoint.keep_every", checkpoint.keep_every, 0, 1e12, "0",
           "Also keep each multiple of so many steps; 0: none."),
+    INT64("checkpoint.memory_copies", checkpoint.memory_copies, 0, 2, "1",
+          "Copies of the newest save in the hosts' memory, to go on from when a trainer ends. 0: none; 1: each "
+          "rank's part on its host; 2: and on another host."),
     STRING("checkpoint.load", checkpoint.load, 0, "auto",
            "What to begin from: `auto` (the newest of this run, else a fresh start); `never` (nothing of another run); `step:N`; "
            "`run:ID` or `run:ID@N` (another run's); `weights_only` (parameters only: not a resume)."),

@@ -327,6 +327,14 @@ static bool is_request(Zt__Envelope__BodyCase body)
     case ZT__ENVELOPE__BODY_GET_TRACE:
     case ZT__ENVELOPE__BODY_REPORT_DTYPES:
     case ZT__ENVELOPE__BODY_GET_DTYPES:
+    case ZT__ENVELOPE__BODY_SHARD_DONE:
+    case ZT__ENVELOPE__BODY_GET_SHARDS:
+    case ZT__ENVELOPE__BODY_CKPT_COMMIT:
+    case ZT__ENVELOPE__BODY_CKPT_REMOVED:
+    case ZT__ENVELOPE__BODY_CKPT_FAILED:
+    case ZT__ENVELOPE__BODY_RANK_LOADED:
+    case ZT__ENVELOPE__BODY_LIST_CHECKPOINTS:
+    case ZT__ENVELOPE__BODY_SET_CHECKPOINT:
         return true;
     default:
         return false;

@@ -109,6 +109,17 @@ static void fail_simply(struct zw_job *j, enum zt_reason reason, const char *mes
     fail_job(j, &f);
 }
 
+/* It was killed because this worker was asked to stop. */
+static void fail_drained(struct zw_job *j, const struct zw_verdict *v)
+{
+    char text[160] = "this worker was asked to stop (drained)";
+    if (j->stop_told) {
+        snprintf(text, sizeof(text), "this worker was asked to stop (drained); there was no checkpoint within "
+                 "timeouts.term_grace, %g s", j->term_grace);
+    }
+    fail_simply(j, ZT_REASON_DRAINED, text, v->exit_code, v->signal);
+}
+
 static void all_read(struct zw_job *j)
 {
     struct zw_verdict v;
@@ -122,18 +133,16 @@ static void all_read(struct zw_job *j)
     bool rose = oom > j->child.oom_before && j->child.oom_before >= 0;
     zw_verdict_of(j->status, rose, &v);
     if (j->drained && !j->has_verdict) {
-        fail_simply(j, ZT_REASON_DRAINED, "this worker was asked to stop (drained)", v.exit_code, v.signal);
+        fail_drained(j, &v);
     } else if (!j->killed && !j->has_verdict) {
         fail_simply(j, v.reason, v.text, v.exit_code, v.signal);
     }
     zw_child_unmap(&j->child);
-    zw_supervisor_job_gone(j->sup);
+    zw_supervisor_job_gone(j);
     zw_job_pump(j);
 }
 
 /* ------------------------------------------------------------------------ frames from the child */
-
-static void to_child(struct zw_job *j, Zt__Envelope *env);
 
 static void on_told_phase(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
 {
@@ -188,7 +197,7 @@ static void on_comm_reply(void *arg, const Zt__Envelope *reply, const struct zt_
         env.has_code = 1;
         env.code = ZT__CODE__PROTO;
     }
-    to_child(j, &env);
+    zw_job_to_child(j, &env);
     free(a);
 }
 
@@ -218,7 +227,7 @@ static void on_comm_request(struct zw_job *j, const Zt__Envelope *from)
         no.request_id = from->request_id;
         no.has_reply = no.reply = no.has_code = 1;
         no.code = ZT__CODE__UNREACHABLE;
-        to_child(j, &no);
+        zw_job_to_child(j, &no);
     }
 }
 
@@ -302,6 +311,14 @@ static int on_child_frame(void *arg, const Zt__Envelope *env, struct zt_error *e
     case ZT__ENVELOPE__BODY_GET_COMM_ID:
         on_comm_request(j, env);
         break;
+    case ZT__ENVELOPE__BODY_SHARD_DONE:
+    case ZT__ENVELOPE__BODY_GET_SHARDS:
+    case ZT__ENVELOPE__BODY_CKPT_COMMIT:
+    case ZT__ENVELOPE__BODY_CKPT_REMOVED:
+    case ZT__ENVELOPE__BODY_CKPT_FAILED:
+    case ZT__ENVELOPE__BODY_RANK_LOADED:
+        zw_relay(j, env);
+        break;
     case ZT__ENVELOPE__BODY_REPORT_EVENT:
         zw_job_event(j, env->report_event);
         break;
@@ -377,7 +394,7 @@ static void on_down(uv_write_t *req, int status)
     free(d);
 }
 
-static void to_child(struct zw_job *j, Zt__Envelope *env)
+void zw_job_to_child(struct zw_job *j, const Zt__Envelope *env)
 {
     struct zt_error err;
     size_t n;
@@ -447,9 +464,12 @@ void zw_job_start(struct zw_job *j, const Zt__Assignment *a)
     start.gemm = (char *)(uintptr_t)s->o.gemm;
     start.host = s->id.host;
     start.address = s->address;
+    j->save_on_drain = a->checkpoint_folder && a->save_on_drain;
+    j->term_grace = a->has_term_grace_seconds ? a->term_grace_seconds : 0;
+    start.memory_folder = a->checkpoint_folder ? zw_supervisor_memory(j) : NULL;
     env.body_case = ZT__ENVELOPE__BODY_TRAINER_START;
     env.trainer_start = &start;
-    to_child(j, &env);
+    zw_job_to_child(j, &env);
     zw_log(s, "run %s generation %u rank %u: trainer %d started", j->run_id, j->generation, j->rank,
            (int)j->child.pid);
 }
@@ -466,11 +486,27 @@ void zw_job_kill(struct zw_job *j)
     }
 }
 
+bool zw_job_stop(struct zw_job *j)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__TrainerStop stop = ZT__TRAINER_STOP__INIT;
+    bool running = j->child.progress && atomic_load(&j->child.progress->state) == ZT_TRAINER_RUNNING;
+    if (!j->save_on_drain || !running || j->killed || !zw_job_holds_child(j)) {
+        return false;
+    }
+    env.body_case = ZT__ENVELOPE__BODY_TRAINER_STOP;
+    env.trainer_stop = &stop;
+    zw_job_to_child(j, &env);
+    j->stop_told = true;
+    return true;
+}
+
 void zw_job_reaped(struct zw_job *j, int status)
 {
     j->reaped = true;
     j->status = status;
     j->reaped_at = zw_now(j->sup);
+    zw_relays_drop(j); /* nobody waits for an answer */
     kill(-j->child.pid, SIGKILL); /* whatever it may have left in its group */
     all_read(j);
 }
@@ -510,6 +546,7 @@ static void job_free(struct zw_job *j)
         at = &(*at)->next;
     }
     *at = j->next;
+    zw_relays_drop(j);
     zw_child_unmap(&j->child);
     zw_steps_free(&j->steps);
     zw_traces_clear(&j->traces);

@@ -96,6 +96,8 @@ static void put_memory(struct zw_report_box *box, const struct zt_step_report *r
     out->persistent = &box->persistent;
     out->init_peak = put_window(&box->init, &box->init_at, &box->init_persistent, &r->init);
     out->eval_peak = put_window(&box->eval, &box->eval_at, &box->eval_persistent, &r->eval);
+    out->save_peak = put_window(&box->save, &box->save_at, &box->save_persistent, &r->save);
+    out->load_peak = put_window(&box->load, &box->load_at, &box->load_persistent, &r->load);
 }
 
 static char *dtype(int t)
@@ -163,6 +165,11 @@ void zw_report_fill(struct zw_report_box *box, const struct zt_step_report *r)
     if (r->parameter_hash[0]) {
         out->parameter_hash = (char *)(uintptr_t)r->parameter_hash;
     }
+    if (r->state_hash[0]) {
+        out->state_hash = (char *)(uintptr_t)r->state_hash;
+    }
+    out->has_sample_hash = 1;
+    out->sample_hash = r->sample_hash;
     PUT_DOUBLE(eval_loss, r->eval_loss);
     PUT_COUNT(eval_tokens, r->eval_tokens);
     PUT_COUNT(eval_rows, r->eval_rows);

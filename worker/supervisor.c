@@ -4,8 +4,9 @@
  *
  * What is wanted is level-triggered (Desired rides on every beat reply and is pushed): START spawns one
  * child per generation, ABORT kills it at once, a child of another generation is killed before a new one
- * is started. Training goes on without a coordinator for ORPHAN_MS. SIGTERM and SIGINT drain: the child is
- * stopped, the end is told with reason DRAINED, the process exits 0. */
+ * is started. Training goes on without a coordinator for ORPHAN_MS. SIGTERM and SIGINT drain: a child whose
+ * run saves then (checkpoint.on_preempt) is asked to, and has timeouts.term_grace for it; then, or else at
+ * once, it is killed; the end is told with reason DRAINED, the process exits 0. */
 #include "worker/supervisor.h"
 
 #include <errno.h>
@@ -29,6 +30,7 @@
 #define BEATS_OUT_MAX 3        /* unanswered beats; more would only queue up */
 #define ORPHAN_MS (30u * 60u * 1000u)
 #define DRAIN_MS 10000u        /* to tell the coordinator how it ended */
+#define MEMORY_MS (5u * 60u * 1000u) /* copies in memory, after the run's last trainer here: it may come back */
 #define DRAIN_IDLE_MS 2000u    /* to be told that no work is on its way, when there is nothing to tell */
 
 /* One line per event of ours; people read it, the log of a run is another thing. */
@@ -239,8 +241,12 @@ static void obey(struct zw_supervisor *s, const Zt__Envelope *env)
     }
 }
 
-void zw_supervisor_job_gone(struct zw_supervisor *s)
+void zw_supervisor_job_gone(const struct zw_job *gone)
 {
+    struct zw_supervisor *s = gone->sup;
+    if (gone->has_verdict && gone->verdict->body_case == ZT__ENVELOPE__BODY_RANK_DONE) {
+        zw_memory_release(&s->memory); /* its run is over */
+    }
     if (s->wanted && !live_child(s)) {
         Zt__Envelope *env = s->wanted;
         void *arena = s->wanted_arena;
@@ -485,6 +491,12 @@ static void on_stop_signal(uv_signal_t *h, int signum)
     struct zw_job *j = live_child(s);
     if (j) {
         j->drained = true;
+    }
+    if (j && zw_job_stop(j)) {
+        s->kill_at = zw_now(s) + (uint64_t)(j->term_grace * 1000.0);
+        s->drain_until = s->kill_at + DRAIN_MS;
+        zw_log(s, "run %s generation %u rank %u: saves first, in %g s", j->run_id, j->generation, j->rank, j->term_grace);
+    } else if (j) {
         zw_job_kill(j);
     }
     if (s->registered) {
@@ -506,6 +518,10 @@ static void check_orphan(struct zw_supervisor *s)
 static void check_drained(struct zw_supervisor *s)
 {
     bool all_told = true;
+    struct zw_job *child = live_child(s);
+    if (s->kill_at && zw_now(s) > s->kill_at && child) {
+        zw_job_kill(child);
+    }
     for (struct zw_job *j = s->jobs; j; j = j->next) {
         all_told = all_told && zw_job_told(j) && !j->logs.first;
     }
@@ -514,6 +530,34 @@ static void check_drained(struct zw_supervisor *s)
         zw_log(s, "drained%s", all_told ? "" : "; the coordinator did not take every report");
         quit(s, 0);
     }
+}
+
+/* The coordinator does not say when a run is over for good: what it may come back for is kept for a while. */
+static void check_memory(struct zw_supervisor *s)
+{
+    if (live_child(s)) {
+        s->memory_since = zw_now(s);
+    } else if (zw_memory_held(&s->memory) && zw_now(s) - s->memory_since > MEMORY_MS) {
+        zw_memory_release(&s->memory);
+    }
+}
+
+char *zw_supervisor_memory(struct zw_job *j)
+{
+    struct zw_supervisor *s = j->sup;
+    Zt__ReportEvent ev = ZT__REPORT_EVENT__INIT;
+    struct zt_error err;
+    s->memory_since = zw_now(s);
+    if (zw_memory_take(&s->memory, NULL, s->id.host, j->run_id, &err) == 0) {
+        return s->memory.path;
+    }
+    zw_log(s, "%s", err.msg);
+    ev.kind = (char *)(uintptr_t)"MEMORY_COPY_SKIPPED";
+    ev.message = err.msg;
+    ev.has_level = 1;
+    ev.level = 2;
+    zw_job_event(j, &ev);
+    return NULL;
 }
 
 static void on_tick(uv_timer_t *t)
@@ -546,6 +590,7 @@ static void on_tick(uv_timer_t *t)
         }
     }
     check_orphan(s);
+    check_memory(s);
     if (s->draining) {
         check_drained(s);
     }
@@ -668,6 +713,7 @@ int zw_supervise(const struct zw_options *o)
     }
     s->o = *o;
     s->id.lock_fd = -1;
+    zw_memory_init(&s->memory);
     s->beat_ms = 1000;
     signal(SIGPIPE, SIG_IGN);
     int rc = zt_token_path(o->token_file, path, sizeof(path), &err);
@@ -682,6 +728,7 @@ int zw_supervise(const struct zw_options *o)
         return fail_start(s, rc == ZT_ECONFLICT ? 5 : 2, err.msg);
     }
     open_state(s);
+    zw_memory_sweep(NULL);
     describe_backend(s);
     s->cpus = online_cpus();
     s->half_memory = zt_default_capacity(1);
@@ -703,6 +750,7 @@ int zw_supervise(const struct zw_options *o)
     uv_run(&s->loop, UV_RUN_DEFAULT);
     end_loop(s);
     int code = s->exit_code;
+    zw_memory_release(&s->memory);
     zw_identity_release(&s->id);
     free(s);
     return code;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/supervisor.h: inside of the supervisor, shared by supervisor.c (session, beats, what is wanted),
- * job.c (one trainer of one generation) and tell.c (what must still be told about it).
+ * job.c (one trainer of one generation), tell.c (what must still be told about it) and relay.c (what its
+ * trainer asks about checkpoints).
  *
  *   coordinator <-- session --> supervisor <-- frames, pipes, mapping --> trainer child
  *
@@ -16,6 +17,7 @@
 #include "worker/child.h"
 #include "worker/identity.h"
 #include "worker/logs.h"
+#include "worker/memory.h"
 #include "worker/steps.h"
 #include "worker/traces.h"
 
@@ -46,6 +48,9 @@ struct zw_job {
     bool finished;              /* process gone and its channels read to the end */
     bool killed, drained;       /* by us; because of a drain */
     bool aborted;               /* the coordinator asked for it */
+    bool save_on_drain;         /* a trainer that must go saves first */
+    bool stop_told;             /* and has been asked to */
+    double term_grace;          /* seconds it has for that */
     uint64_t started_at, killed_at, reaped_at;
     bool unkillable_told;
     Zt__TrainerPhase phase;
@@ -59,6 +64,8 @@ struct zw_job {
     char *log_chunk;            /* ZW_LOG_CHUNK bytes */
     struct zw_batch batch;      /* sent, not acknowledged */
     uint64_t batch_seq;
+    int64_t batch_last, step_acked; /* steps: of the newest report in the batch; up to which reports are durable */
+    struct zw_relay *relays;    /* oldest first */
     struct zw_traces traces;
     struct zw_batch traces_out; /* sent, not acknowledged */
     uint64_t traces_dropped_told;
@@ -104,7 +111,9 @@ struct zw_supervisor {
     struct zw_past past[ZW_PAST]; /* generations that had their child */
     size_t n_past;
     bool draining, quitting, drain_heard;
-    uint64_t drain_until;
+    uint64_t drain_until, kill_at; /* kill_at 0: the trainer is not saving on our account */
+    struct zw_memory memory;
+    uint64_t memory_since;      /* its last trainer ended then */
     int exit_code;
     bool client_closed;
     uint64_t last_complaint;
@@ -115,7 +124,8 @@ static inline uint64_t zw_now(const struct zw_supervisor *s) { return uv_now(&s-
 
 /* tell.c */
 /* What zt_client_request hands back; the job cannot go while one is out. */
-struct zw_ask { struct zw_job *job; uint64_t child_request; };
+struct zw_relay;
+struct zw_ask { struct zw_job *job; uint64_t child_request; struct zw_relay *relay; };
 struct zw_ask *zw_ask_new(struct zw_job *j); /* NULL: no memory */
 int zw_ask_send(struct zw_ask *a, Zt__Envelope *env, zt_reply_fn fn); /* frees a when it returns an error */
 void zw_job_event(struct zw_job *j, const Zt__ReportEvent *from);
@@ -126,6 +136,8 @@ struct zw_job *zw_job_new(struct zw_supervisor *s, const char *run_id, uint32_t 
 /* Starts the trainer of an assignment; a failure becomes the job's verdict. */
 void zw_job_start(struct zw_job *j, const Zt__Assignment *a);
 void zw_job_kill(struct zw_job *j);
+bool zw_job_stop(struct zw_job *j); /* asks a trainer that is in its steps to save and end; false: it will not */
+void zw_job_to_child(struct zw_job *j, const Zt__Envelope *env);
 void zw_job_reaped(struct zw_job *j, int status);
 void zw_job_tick(struct zw_job *j);
 bool zw_job_told(const struct zw_job *j);  /* ChildExited is acknowledged */
@@ -133,8 +145,15 @@ bool zw_job_holds_child(const struct zw_job *j); /* a process that is not reaped
 bool zw_job_free_if_done(struct zw_job *j); /* true: freed */
 void zw_job_close(struct zw_job *j);        /* at the end of the process: give up what is untold */
 
+/* relay.c */
+void zw_relay(struct zw_job *j, const Zt__Envelope *from); /* takes a copy */
+void zw_relays_pump(struct zw_job *j);
+void zw_relays_drop(struct zw_job *j); /* those that are not out */
+
 /* supervisor.c */
 void zw_log(const struct zw_supervisor *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void zw_supervisor_job_gone(struct zw_supervisor *s);
+void zw_supervisor_job_gone(const struct zw_job *gone); /* its process */
+/* Folder for copies of the job's run's last checkpoint; NULL: there is none, which was told. */
+char *zw_supervisor_memory(struct zw_job *j);
 
 #endif

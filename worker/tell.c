@@ -129,6 +129,7 @@ static void on_batch_reply(void *arg, const Zt__Envelope *reply, const struct zt
         }
     } else {
         j->batch_told = ZW_ACKED;
+        j->step_acked = j->batch_last;
     }
     if (j->batch_told == ZW_ACKED) {
         zw_batch_free(&j->batch);
@@ -146,6 +147,7 @@ static void send_batch(struct zw_job *j)
         steps[n] = zt__step_report__unpack(NULL, j->batch.reports[i].n, j->batch.reports[i].bytes);
         n += steps[n] != NULL;
     }
+    j->batch_last = n > 0 ? steps[n - 1]->step : 0;
     r.run_id = j->run_id;
     r.seq = j->batch_seq;
     r.incarnation = (ProtobufCBinaryData){sizeof(j->sup->id.incarnation), j->sup->id.incarnation};
@@ -368,7 +370,11 @@ static void send_exit(struct zw_job *j)
 void zw_job_pump(struct zw_job *j)
 {
     struct zw_supervisor *s = j->sup;
-    if (s->quitting || !s->client || zw_now(s) < j->retry_at) {
+    if (s->quitting || !s->client) {
+        return;
+    }
+    zw_relays_pump(j);
+    if (zw_now(s) < j->retry_at) {
         return;
     }
     if (j->batch_told != ZW_SENT && j->batch.n == 0 && zw_steps_count(&j->steps) > 0) {

@@ -2,17 +2,14 @@
 /* worker/trainer.c: the trainer child: takes its assignment from the supervisor, runs zt_train, sends
  * what happens as frames, and says by its last frame and its exit code how it ended.
  *
- * It never waits for the supervisor while it trains: frames go through a queue to a writing thread, and
+ * It never waits for the supervisor while it trains: frames go through the queue of its link (link.h), and
  * the lines of its log into a non-blocking pipe (lines that do not fit are counted and told later). Only
- * the exchange of the communicator id waits, up to its deadline. Threads: the main thread trains; the
- * writer owns nothing but the queue. */
+ * the exchange of the communicator id waits, up to its deadline, and the writer of checkpoints (saves.h).
+ * Threads: the main thread trains; the link has its own. */
 #include "worker/trainer.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +17,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,40 +25,22 @@
 #include "engine/train.h"
 #include "kernels/ops.h"
 #include "proto/frame.h"
-#include "proto/session.h"
 #include "worker/child.h"
+#include "worker/link.h"
+#include "worker/saves.h"
 #include "worker/traces.h"
 
-#define QUEUE_MAX ((size_t)64 << 20) /* a supervisor that is stopped for hours: then we do wait */
-#define QUEUE_TRACES (QUEUE_MAX / 2) /* detail that is not worth a wait is dropped from here on */
-#define FLUSH_S 10
-
-struct item { struct item *next; uint8_t *bytes; size_t n; };
+#define START_S 60
 
 struct trainer {
-    int fd;
-    struct zt_decoder decoder;
-    Zt__Envelope *start_env;
-    void *start_arena;
+    struct zw_link *link;
     const Zt__TrainerStart *start;
+    struct zt_progress *progress;
     struct zt_spec spec;
-    uint64_t next_request;
-    /* an answer from the supervisor */
-    uint64_t waiting_for;
-    int answer_rc;
-    bool answered;
-    struct zt_comm_id answer;
-    struct zt_error answer_error;
-    /* queue to the writer */
-    pthread_t writer;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct item *first, *last;
-    size_t queued;
-    bool closing, broken, writing;
+    struct zw_saves saves;
     uint64_t traces_lost; /* captured steps whose trace found no room in the queue */
     /* log */
-    uint64_t lines_lost;
+    _Atomic uint64_t lines_lost; /* events come from the writer of checkpoints too */
     int64_t capacity;
     int replicas_degree; /* ranks that see the same tokens */
 };
@@ -96,166 +74,6 @@ static void log_line(struct trainer *t, const char *fmt, ...)
     }
 }
 
-/* --------------------------------------------------------------------------------------- writer */
-
-static bool write_all(int fd, const uint8_t *p, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = send(fd, p, n, MSG_NOSIGNAL);
-        if (k < 0 && errno == EINTR) {
-            continue;
-        }
-        if (k <= 0) {
-            return false;
-        }
-        p += k;
-        n -= (size_t)k;
-    }
-    return true;
-}
-
-static void *writer_main(void *arg)
-{
-    struct trainer *t = arg;
-    pthread_mutex_lock(&t->lock);
-    for (;;) {
-        while (!t->first && !t->closing) {
-            pthread_cond_wait(&t->changed, &t->lock);
-        }
-        struct item *i = t->first;
-        if (!i) {
-            break;
-        }
-        t->first = i->next;
-        if (!t->first) {
-            t->last = NULL;
-        }
-        t->writing = true;
-        pthread_mutex_unlock(&t->lock);
-        bool ok = write_all(t->fd, i->bytes, i->n);
-        pthread_mutex_lock(&t->lock);
-        t->writing = false;
-        t->queued -= i->n;
-        t->broken = t->broken || !ok;
-        free(i->bytes);
-        free(i);
-        pthread_cond_broadcast(&t->changed);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
-}
-
-static int post(struct trainer *t, const Zt__Envelope *env, struct zt_error *err)
-{
-    struct item *i = calloc(1, sizeof(*i));
-    if (!i) {
-        return zt_fail(err, ZT_ENOMEM, "no memory for a frame to the supervisor");
-    }
-    int rc = zt_frame_pack(env, &i->bytes, &i->n, err);
-    if (rc) {
-        free(i);
-        return rc;
-    }
-    pthread_mutex_lock(&t->lock);
-    while (t->queued + i->n > QUEUE_MAX && !t->broken) {
-        pthread_cond_wait(&t->changed, &t->lock);
-    }
-    if (t->broken) {
-        rc = zt_fail(err, ZT_EUNREACHABLE, "the supervisor of this trainer is gone");
-        free(i->bytes);
-        free(i);
-    } else {
-        *(t->last ? &t->last->next : &t->first) = i;
-        t->last = i;
-        t->queued += i->n;
-        pthread_cond_broadcast(&t->changed);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return rc;
-}
-
-/* Until everything is written, at most FLUSH_S. */
-static void flush_and_join(struct trainer *t)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += FLUSH_S;
-    pthread_mutex_lock(&t->lock);
-    int rc = 0;
-    while ((t->first || t->writing) && !t->broken && rc == 0) {
-        rc = pthread_cond_timedwait(&t->changed, &t->lock, &until);
-    }
-    t->closing = true;
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->lock);
-    if (rc == 0) {
-        pthread_join(t->writer, NULL);
-    }
-}
-
-/* ------------------------------------------------------------------------- from the supervisor */
-
-static void take_answer(struct trainer *t, const Zt__Envelope *env)
-{
-    if (env->request_id != t->waiting_for) {
-        return;
-    }
-    t->answered = true;
-    t->answer_rc = 0;
-    if (env->code != ZT__CODE__OK) {
-        int code = zt_code_from_wire(env->code);
-        t->answer_rc = zt_fail(&t->answer_error, code, "%s",
-                               env->message ? env->message : "the coordinator refused");
-    } else if (env->body_case != ZT__ENVELOPE__BODY_COMM_ID ||
-               env->comm_id->id.len > sizeof(t->answer.bytes)) {
-        t->answer_rc = zt_fail(&t->answer_error, ZT_EPROTO, "no communicator id in the answer");
-    } else {
-        memset(&t->answer, 0, sizeof(t->answer));
-        memcpy(t->answer.bytes, env->comm_id->id.data, env->comm_id->id.len);
-    }
-}
-
-static int on_frame(void *arg, const Zt__Envelope *env, struct zt_error *err)
-{
-    struct trainer *t = arg;
-    if (env->body_case == ZT__ENVELOPE__BODY_TRAINER_START && !t->start) {
-        int rc = zt_envelope_copy(env, &t->start_env, &t->start_arena, err);
-        if (rc) {
-            return rc;
-        }
-        t->start = t->start_env->trainer_start;
-    } else if (env->reply) {
-        take_answer(t, env);
-    }
-    return 0;
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * INT64_C(1000) + ts.tv_nsec / 1000000;
-}
-
-/* Reads what has come; waits up to `wait_ms` for something. */
-static int receive(struct trainer *t, int64_t wait_ms, struct zt_error *err)
-{
-    uint8_t buf[16384];
-    struct pollfd p = {.fd = t->fd, .events = POLLIN};
-    int rc = poll(&p, 1, wait_ms > 1000 ? 1000 : (int)wait_ms);
-    if (rc <= 0) {
-        return 0; /* nothing, or a signal: the caller looks at its deadline */
-    }
-    ssize_t n = recv(t->fd, buf, sizeof(buf), MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return 0;
-    }
-    if (n <= 0) {
-        return zt_fail(err, ZT_EUNREACHABLE, "the supervisor of this trainer is gone");
-    }
-    return zt_decoder_feed(&t->decoder, buf, (size_t)n, on_frame, t, err);
-}
-
 /* ---------------------------------------------------------------------------------------- hooks */
 
 static int send_state(struct trainer *t, Zt__TrainerPhase phase, struct zt_error *err)
@@ -265,7 +83,7 @@ static int send_state(struct trainer *t, Zt__TrainerPhase phase, struct zt_error
     st.phase = phase;
     env.body_case = ZT__ENVELOPE__BODY_TRAINER_STATE;
     env.trainer_state = &st;
-    return post(t, &env, err);
+    return zw_link_post(t->link, &env, err);
 }
 
 static int hook_ready(void *arg, struct zt_error *err)
@@ -278,17 +96,25 @@ static int hook_in_comm(void *arg, struct zt_error *err)
     return send_state(arg, ZT__TRAINER_PHASE__TP_IN_COMM, err);
 }
 
-static int ask_comm_id(struct trainer *t, int rank, struct zt_comm_id *id, struct zt_error *err)
+static int64_t now_ms(void)
 {
-    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * INT64_C(1000) + ts.tv_nsec / 1000000;
+}
+
+/* One question; *id is what the coordinator has. */
+static int ask_comm_id(struct trainer *t, int rank, double seconds, struct zt_comm_id *id, struct zt_error *err)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT, *reply;
     Zt__PutCommId put = ZT__PUT_COMM_ID__INIT;
     Zt__GetCommId get = ZT__GET_COMM_ID__INIT;
+    void *arena;
     put.run_id = get.run_id = t->start->run_id;
     put.generation = get.generation = t->start->generation;
     put.group = get.group = (char *)(uintptr_t)"world";
     put.index = get.index = 0;
     put.id = (ProtobufCBinaryData){sizeof(id->bytes), id->bytes};
-    env.request_id = t->waiting_for = ++t->next_request;
     if (rank == 0) {
         env.body_case = ZT__ENVELOPE__BODY_PUT_COMM_ID;
         env.put_comm_id = &put;
@@ -296,46 +122,68 @@ static int ask_comm_id(struct trainer *t, int rank, struct zt_comm_id *id, struc
         env.body_case = ZT__ENVELOPE__BODY_GET_COMM_ID;
         env.get_comm_id = &get;
     }
-    t->answered = false;
-    return post(t, &env, err);
+    int rc = zw_link_ask(t->link, &env, seconds, &reply, &arena, err);
+    if (rc) {
+        return rc;
+    }
+    if (reply->body_case != ZT__ENVELOPE__BODY_COMM_ID || reply->comm_id->id.len > sizeof(id->bytes)) {
+        rc = zt_fail(err, ZT_EPROTO, "no communicator id in the answer");
+    } else {
+        memset(id, 0, sizeof(*id));
+        memcpy(id->bytes, reply->comm_id->id.data, reply->comm_id->id.len);
+    }
+    zt_envelope_free(reply, arena);
+    return rc;
 }
 
 static int hook_comm_id(void *arg, int rank, struct zt_comm_id *id, struct zt_error *err)
 {
     struct trainer *t = arg;
+    const struct zt_comm_id own = *id;
     double limit = t->start->assignment->has_init_timeout_seconds
                        ? t->start->assignment->init_timeout_seconds
                        : t->spec.comm.init_timeout_seconds;
     int64_t until = now_ms() + (int64_t)(limit * 1000.0);
     for (;;) {
-        int rc = ask_comm_id(t, rank, id, err);
-        while (rc == 0 && !t->answered) {
-            int64_t left = until - now_ms();
-            if (left <= 0) {
-                return zt_fail(err, ZT_ETIMEOUT,
-                               "no communicator id from rank 0 within %g s (comm.init_timeout_seconds): it has "
-                               "not come so far, or the coordinator is not reachable",
-                               limit);
-            }
-            rc = receive(t, left, err);
-        }
-        if (rc) {
-            return rc;
-        }
-        if (t->answer_rc == 0) {
+        int64_t left = until - now_ms();
+        int rc = left > 0 ? ask_comm_id(t, rank, (double)left * 1e-3, id, err) : ZT_ETIMEOUT;
+        if (rc == 0) {
             break;
         }
-        if (t->answer_rc != ZT_EBUSY || now_ms() >= until) {
-            return zt_fail(err, t->answer_rc, "communicator id: %s", t->answer_error.msg);
+        if (rc == ZT_ETIMEOUT || now_ms() >= until) {
+            return zt_fail(err, ZT_ETIMEOUT,
+                           "no communicator id from rank 0 within %g s (comm.init_timeout_seconds): it has "
+                           "not come so far, or the coordinator is not reachable",
+                           limit);
+        }
+        if (rc != ZT_EBUSY) {
+            return zt_fail_prefix(err, "communicator id");
         }
         const struct timespec pause = {.tv_nsec = 200000000};
         nanosleep(&pause, NULL);
     }
-    if (rank == 0 && memcmp(id, &t->answer, sizeof(*id)) != 0) {
+    if (rank == 0 && memcmp(id, &own, sizeof(*id)) != 0) {
         return zt_fail(err, ZT_ECOMM, "another trainer of this generation has published a communicator id");
     }
-    *id = t->answer;
     return 0;
+}
+
+static bool hook_stop(void *arg)
+{
+    struct trainer *t = arg;
+    return zw_link_stopping(t->link);
+}
+
+/* The step loop waits for the writer, the writer for the coordinator or for other ranks: this rank does not hang.
+ * Under the link's lock. */
+static void while_waiting(void *arg)
+{
+    struct trainer *t = arg;
+    struct timespec ts;
+    if (atomic_load(&t->progress->phase) == ZT_PHASE_SAVE) {
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        atomic_store(&t->progress->last_progress_ns, ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec);
+    }
 }
 
 static void hook_event(void *arg, enum zt_event_level level, const char *kind, const char *message)
@@ -354,7 +202,7 @@ static void hook_event(void *arg, enum zt_event_level level, const char *kind, c
     env.body_case = ZT__ENVELOPE__BODY_REPORT_EVENT;
     env.report_event = &ev;
     log_line(t, "%s: %s", kind, message);
-    (void)post(t, &env, &ignored);
+    (void)zw_link_post(t->link, &env, &ignored);
 }
 
 static void log_step(struct trainer *t, const struct zt_step_report *r)
@@ -401,7 +249,7 @@ static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error 
     env.body_case = ZT__ENVELOPE__BODY_REPORT_STEPS;
     env.report_steps = &steps;
     log_step(t, r);
-    return post(t, &env, err);
+    return zw_link_post(t->link, &env, err);
 }
 
 static int post_part(void *arg, Zt__StepTrace *s, struct zt_error *err)
@@ -414,17 +262,14 @@ static int post_part(void *arg, Zt__StepTrace *s, struct zt_error *err)
     r.traces = &s;
     env.body_case = ZT__ENVELOPE__BODY_REPORT_TRACES;
     env.report_traces = &r;
-    return post(t, &env, err);
+    return zw_link_post(t->link, &env, err);
 }
 
 static void hook_collectives(void *arg, const struct zt_step_trace *s)
 {
     struct trainer *t = arg;
     struct zt_error err;
-    pthread_mutex_lock(&t->lock);
-    bool full = t->queued > QUEUE_TRACES;
-    pthread_mutex_unlock(&t->lock);
-    if (full || zw_trace_parts(s, post_part, t, &err)) {
+    if (zw_link_queued(t->link) > ZW_LINK_DETAIL || zw_trace_parts(s, post_part, t, &err)) {
         t->traces_lost++;
         return;
     }
@@ -449,7 +294,7 @@ static void hook_dtypes(void *arg, const struct zt_dtypes_report *d)
     r.report = &box.report;
     env.body_case = ZT__ENVELOPE__BODY_REPORT_DTYPES;
     env.report_dtypes = &r;
-    (void)post(t, &env, &ignored);
+    (void)zw_link_post(t->link, &env, &ignored);
 }
 
 /* --------------------------------------------------------------------------------------- ending */
@@ -516,7 +361,7 @@ static void send_failure(struct trainer *t, const struct zt_train_result *r, boo
     env.body_case = ZT__ENVELOPE__BODY_TRAINER_FAILURE;
     env.trainer_failure = &tf;
     log_line(t, "%s: %s", zt_reason_name(r->reason), why->msg);
-    (void)post(t, &env, &ignored);
+    (void)zw_link_post(t->link, &env, &ignored);
 }
 
 static void send_done(struct trainer *t, const struct zt_train_result *r)
@@ -530,7 +375,7 @@ static void send_done(struct trainer *t, const struct zt_train_result *r)
     env.trainer_done = &d;
     log_line(t, "done: %lld steps%s%s", (long long)r->steps, d.parameter_hash ? ", parameter hash " : "",
              d.parameter_hash ? d.parameter_hash : "");
-    (void)post(t, &env, &ignored);
+    (void)zw_link_post(t->link, &env, &ignored);
 }
 
 /* ------------------------------------------------------------------------------------ beginning */
@@ -576,16 +421,21 @@ static void log_start(struct trainer *t)
              backend); /* which says the threads too */
 }
 
-static int run(struct trainer *t, struct zt_progress *progress, size_t progress_bytes)
+static int run(struct trainer *t, size_t progress_bytes)
 {
     struct zt_error err = {0};
     struct zt_train_result result = {.peer = -1};
     const struct zt_train_hooks hooks = {.arg = t, .ready = hook_ready, .comm_id = hook_comm_id,
                                          .in_comm = hook_in_comm, .step = hook_step,
-                                         .collectives = hook_collectives, .dtypes = hook_dtypes, .event = hook_event};
+                                         .collectives = hook_collectives, .dtypes = hook_dtypes, .event = hook_event,
+                                         .stop = hook_stop};
+    const struct zt_checkpoint_config *checkpoint = NULL;
     log_start(t);
     bool in_run = false;
     int rc = read_spec(t, &err);
+    if (rc == 0) {
+        rc = zw_saves_init(&t->saves, t->link, t->start, &t->spec, &checkpoint, &err);
+    }
     if (rc) {
         result.reason = rc == ZT_ENOMEM ? ZT_REASON_OOM_HOST : ZT_REASON_CONFIG_ERROR;
     } else {
@@ -595,12 +445,15 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
             .generation = t->start->generation, .device = t->start->device,
             .kernels = &zt_kernels_cpu,
             .capacity_bytes = (int64_t)t->start->capacity_bytes, .threads = (int)t->start->threads,
-            .isa = t->start->isa, .gemm = t->start->gemm, .progress = progress, .progress_bytes = progress_bytes,
+            .isa = t->start->isa, .gemm = t->start->gemm, .progress = t->progress, .progress_bytes = progress_bytes,
             .host = t->start->host, .address = t->start->address,
-            .several_hosts = a->has_workers_on_host && a->workers_on_host < a->world};
+            .several_hosts = a->has_workers_on_host && a->workers_on_host < a->world, .checkpoint = checkpoint};
         t->capacity = c.capacity_bytes;
         in_run = true;
         rc = zt_train(&c, &hooks, &result, &err);
+        if (rc == ZT_ECANCELLED) { /* nothing else cancels: somebody's supervisor has asked for it */
+            result.reason = ZT_REASON_DRAINED;
+        }
     }
     if (rc == 0) {
         send_done(t, &result);
@@ -613,25 +466,10 @@ static int run(struct trainer *t, struct zt_progress *progress, size_t progress_
     return code;
 }
 
-static int wait_for_start(struct trainer *t, struct zt_error *err)
-{
-    int64_t until = now_ms() + 60000;
-    while (!t->start) {
-        int64_t left = until - now_ms();
-        int rc = left > 0 ? receive(t, left, err)
-                          : zt_fail(err, ZT_ETIMEOUT, "no assignment from the supervisor within 60 s");
-        if (rc) {
-            return rc;
-        }
-    }
-    return 0;
-}
-
 int zw_trainer_main(int channel_fd, int progress_fd, pid_t parent)
 {
     struct zt_error err;
     struct stat st;
-    pthread_condattr_t monotonic;
     struct trainer *t = calloc(1, sizeof(*t));
     /* the supervisor set the death signal before exec; here it may be another program's child */
     if (!t || prctl(PR_SET_PDEATHSIG, SIGKILL) || (parent > 0 && getppid() != parent)) {
@@ -639,8 +477,6 @@ int zw_trainer_main(int channel_fd, int progress_fd, pid_t parent)
     }
     signal(SIGPIPE, SIG_IGN);
     fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
-    t->fd = channel_fd;
-    zt_decoder_init(&t->decoder, ZT_FRAME_MAX);
     void *map = fstat(progress_fd, &st) == 0
                     ? mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, progress_fd, 0)
                     : MAP_FAILED;
@@ -648,22 +484,14 @@ int zw_trainer_main(int channel_fd, int progress_fd, pid_t parent)
         fprintf(stderr, "zworker: the trainer cannot map its progress page\n");
         return 75;
     }
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&t->lock, NULL);
-    pthread_cond_init(&t->changed, &monotonic);
-    if (wait_for_start(t, &err)) {
+    t->progress = map;
+    if (zw_link_open(channel_fd, &t->link, &err) || zw_link_start(t->link, START_S, &t->start, &err)) {
         fprintf(stderr, "zworker: trainer: %s\n", err.msg);
         return 75;
     }
-    if (pthread_create(&t->writer, NULL, writer_main, t)) {
-        fprintf(stderr, "zworker: trainer: cannot start a thread\n");
-        return 75;
-    }
-    int code = run(t, map, (size_t)st.st_size);
-    flush_and_join(t);
-    zt_envelope_free(t->start_env, t->start_arena);
-    zt_decoder_free(&t->decoder);
+    zw_link_on_wait(t->link, while_waiting, t);
+    int code = run(t, (size_t)st.st_size);
+    zw_link_close(t->link);
     munmap(map, (size_t)st.st_size);
     free(t);
     return code;

@@ -12,8 +12,8 @@ int zw_trainer_main(int channel_fd, int progress_fd, pid_t parent); /* the exit 
 struct zw_report_box {
     Zt__StepReport report;
     Zt__TagBytes at_peak, category_max, persistent;
-    Zt__WindowPeak init, eval;
-    Zt__TagBytes init_at, init_persistent, eval_at, eval_persistent;
+    Zt__WindowPeak init, eval, save, load;
+    Zt__TagBytes init_at, init_persistent, eval_at, eval_persistent, save_at, save_persistent, load_at, load_persistent;
     Zt__ExposedBy by[ZT_EXPOSED_BY_MAX], *by_list[ZT_EXPOSED_BY_MAX];
 };
 void zw_report_fill(struct zw_report_box *box, const struct zt_step_report *r);

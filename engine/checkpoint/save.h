@@ -24,6 +24,8 @@ struct zt_save_hooks {
     int (*commit)(void *arg, const struct zt_commit *c, int64_t **remove, int *n_remove, struct zt_error *err);
     int (*removed)(void *arg, int64_t step, struct zt_error *err);
     int (*failed)(void *arg, int64_t step, bool disk_full, const char *message, struct zt_error *err);
+    /* Any thread: ends every wait of the hooks, now and later, with ZT_ECANCELLED: this rank has failed. */
+    void (*cancel)(void *arg);
 };
 
 /* Where and how a run saves, and what it goes on from; part of struct zt_train_config. */

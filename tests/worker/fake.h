@@ -41,6 +41,12 @@ struct fake {
     bool stale_steps;
     int refuse_traces_busy;
     bool refuse_traces;
+    const char *checkpoint_folder; /* of the assignment; with it, what a drain does first */
+    bool save_on_drain;
+    double term_grace;
+    int refuse_ckpt;       /* so many questions about checkpoints, with this code */
+    Zt__Code refuse_ckpt_code;
+    bool hold_ckpt;        /* no answers to them */
     /* what it heard */
     int registers, beats, ready, in_comm, puts, gets, done, failures, exits, events, draining_beats;
     Zt__TrainerPhase register_phase, beat_phase;
@@ -70,6 +76,9 @@ struct fake {
     struct zt_peer *get_peer;
     uint64_t capacity;
     uint32_t threads;
+    int shard_dones, shards_asked, commits, removed, ckpt_failed, loaded, ckpt_refused;
+    int shard_at_rows;     /* step rows when the last ShardDone came */
+    int64_t ckpt_step;
 };
 
 static inline void fake_desired(struct fake *f, Zt__Desired *d, Zt__Assignment *a)
@@ -89,6 +98,10 @@ static inline void fake_desired(struct fake *f, Zt__Desired *d, Zt__Assignment *
     a->shard = a->tensor = 1;
     a->run_yaml = (ProtobufCBinaryData){strlen(f->script), (uint8_t *)f->script};
     a->run_name = (char *)(uintptr_t)"puppet";
+    a->checkpoint_folder = (char *)(uintptr_t)f->checkpoint_folder;
+    a->has_save_on_drain = a->has_term_grace_seconds = 1;
+    a->save_on_drain = f->save_on_drain;
+    a->term_grace_seconds = f->term_grace;
     if (f->action == ZT__DESIRED__ACTION__ABORT) {
         d->has_rank = 1;
         d->rank = 3;
@@ -296,9 +309,110 @@ static inline void fake_register(struct fake *f, struct zt_peer *p, const Zt__En
     fake_answer_desired(f, p, env, true);
 }
 
+/* Signed by the supervisor, whatever the trainer wrote. */
+#define FAKE_SIGNED(m) (strcmp((m)->run_id, f->run) == 0 && (m)->generation == f->generation)
+
+static inline void fake_shards(struct fake *f, struct zt_peer *p, uint64_t id)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__Shards s = ZT__SHARDS__INIT;
+    Zt__ShardDone part[4], *list[4];
+    uint8_t bytes[32] = {0};
+    struct zt_error err;
+    for (int r = 0; r < 4; r++) {
+        zt__shard_done__init(&part[r]);
+        part[r].run_id = f->run;
+        part[r].rank = (uint32_t)r;
+        part[r].step = f->ckpt_step;
+        part[r].bytes = 100 * f->ckpt_step + r;
+        part[r].index_sha256 = (ProtobufCBinaryData){32, bytes};
+        part[r].parameter_hash = part[r].state_hash = (ProtobufCBinaryData){16, bytes};
+        list[r] = &part[r];
+    }
+    s.n_shards = 4;
+    s.shards = list;
+    env.body_case = ZT__ENVELOPE__BODY_SHARDS;
+    env.shards = &s;
+    zt_peer_reply(p, id, &env, &err);
+}
+
+static inline void fake_committed(struct fake *f, struct zt_peer *p, uint64_t id)
+{
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__CkptCommitted c = ZT__CKPT_COMMITTED__INIT;
+    int64_t let_go[1] = {f->ckpt_step - 1};
+    struct zt_error err;
+    c.n_remove = 1;
+    c.remove = let_go;
+    env.body_case = ZT__ENVELOPE__BODY_CKPT_COMMITTED;
+    env.ckpt_committed = &c;
+    zt_peer_reply(p, id, &env, &err);
+}
+
+/* False: it is not about checkpoints. */
+static inline bool fake_checkpoint(struct fake *f, struct zt_peer *p, const Zt__Envelope *env)
+{
+    int *count;
+    bool ok;
+    switch (env->body_case) {
+    case ZT__ENVELOPE__BODY_SHARD_DONE:
+        count = &f->shard_dones;
+        ok = FAKE_SIGNED(env->shard_done) && env->shard_done->rank == 3 && env->shard_done->index_sha256.len == 32;
+        f->ckpt_step = env->shard_done->step;
+        f->shard_at_rows = f->step_rows;
+        break;
+    case ZT__ENVELOPE__BODY_GET_SHARDS:
+        count = &f->shards_asked;
+        ok = FAKE_SIGNED(env->get_shards);
+        f->ckpt_step = env->get_shards->step;
+        break;
+    case ZT__ENVELOPE__BODY_CKPT_COMMIT:
+        count = &f->commits;
+        ok = FAKE_SIGNED(env->ckpt_commit) && env->ckpt_commit->bytes == 100 * env->ckpt_commit->step;
+        f->ckpt_step = env->ckpt_commit->step;
+        break;
+    case ZT__ENVELOPE__BODY_CKPT_REMOVED:
+        count = &f->removed;
+        ok = FAKE_SIGNED(env->ckpt_removed);
+        break;
+    case ZT__ENVELOPE__BODY_CKPT_FAILED:
+        count = &f->ckpt_failed;
+        ok = FAKE_SIGNED(env->ckpt_failed) && env->ckpt_failed->rank == 3 && !strcmp(env->ckpt_failed->message, "no room");
+        break;
+    case ZT__ENVELOPE__BODY_RANK_LOADED:
+        count = &f->loaded;
+        ok = FAKE_SIGNED(env->rank_loaded) && env->rank_loaded->rank == 3;
+        break;
+    default:
+        return false;
+    }
+    cr_assert(ok, "%s is not signed or not whole", zt_envelope_body_name(env));
+    if (f->refuse_ckpt > 0) {
+        f->refuse_ckpt--;
+        f->ckpt_refused++;
+        zt_peer_reply_error(p, env->request_id, -(int)f->refuse_ckpt_code, "not so");
+        return true;
+    }
+    (*count)++;
+    if (f->hold_ckpt) {
+        return true;
+    }
+    if (env->body_case == ZT__ENVELOPE__BODY_GET_SHARDS) {
+        fake_shards(f, p, env->request_id);
+    } else if (env->body_case == ZT__ENVELOPE__BODY_CKPT_COMMIT) {
+        fake_committed(f, p, env->request_id);
+    } else {
+        fake_ack(p, env->request_id, 0);
+    }
+    return true;
+}
+
 static inline void fake_request(void *arg, struct zt_peer *p, const Zt__Envelope *env)
 {
     struct fake *f = arg;
+    if (fake_checkpoint(f, p, env)) {
+        return;
+    }
     switch (env->body_case) {
     case ZT__ENVELOPE__BODY_REGISTER_WORKER:
         fake_register(f, p, env);

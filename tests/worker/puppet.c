@@ -11,16 +11,23 @@
  *   event TEXT     ReportEvent; fail R TEXT TrainerFailure with reason R
  *   done N         TrainerDone; exit N, signal N, hang (SIGTERM is ignored), garbage
  *   wait FILE      until FILE exists; touch FILE
+ *   running        the progress page says that steps are under way
+ *   ask KIND N C   a question about the checkpoint of step N (shard, shards, commit, removed, failed, loaded);
+ *                  waits for the answer, whose code must be C (left out: OK)
+ *   until_stop     until the supervisor asks this trainer to stop
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#include "engine/report.h"
 #include "proto/frame.h"
 
 static int fd = 3;
@@ -222,6 +229,92 @@ static void send_done(long steps)
     put_frame(&env);
 }
 
+/* ---------------------------------------------------------------------------------- checkpoints */
+
+static void say_running(void)
+{
+    struct zt_progress *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED, 4, 0);
+    if (p == MAP_FAILED) {
+        exit(90);
+    }
+    atomic_store(&p->state, ZT_TRAINER_RUNNING);
+}
+
+static void check_answer(const char *kind, long step, long code)
+{
+    if (!got->reply || got->code != (Zt__Code)code) {
+        exit(92);
+    }
+    if (code) {
+        return;
+    }
+    if (!strcmp(kind, "shards")) {
+        const Zt__Shards *s = got->shards;
+        if (got->body_case != ZT__ENVELOPE__BODY_SHARDS || s->n_shards != 4 || s->shards[2]->rank != 2 ||
+            s->shards[2]->bytes != 100 * step + 2) {
+            exit(91);
+        }
+    }
+    if (!strcmp(kind, "commit") && (got->body_case != ZT__ENVELOPE__BODY_CKPT_COMMITTED ||
+                                    got->ckpt_committed->n_remove != 1 || got->ckpt_committed->remove[0] != step - 1)) {
+        exit(91);
+    }
+}
+
+/* Run and generation are left wrong: the supervisor knows them better. */
+static void ask(const char *kind, long step, long code)
+{
+    static uint64_t number = 100;
+    Zt__Envelope env = ZT__ENVELOPE__INIT;
+    Zt__ShardDone shard = ZT__SHARD_DONE__INIT;
+    Zt__GetShards shards = ZT__GET_SHARDS__INIT;
+    Zt__CkptCommit commit = ZT__CKPT_COMMIT__INIT;
+    Zt__CkptRemoved removed = ZT__CKPT_REMOVED__INIT;
+    Zt__CkptFailed failed = ZT__CKPT_FAILED__INIT;
+    Zt__RankLoaded loaded = ZT__RANK_LOADED__INIT;
+    uint8_t bytes[32];
+    char *run = (char *)(uintptr_t)"";
+    memset(bytes, 0x17, sizeof(bytes));
+    shard.run_id = shards.run_id = commit.run_id = removed.run_id = failed.run_id = loaded.run_id = run;
+    shard.step = shards.step = commit.step = removed.step = failed.step = loaded.step = step;
+    shard.bytes = commit.bytes = 100 * step;
+    shard.index_sha256 = commit.manifest_sha256 = (ProtobufCBinaryData){32, bytes};
+    shard.parameter_hash = shard.state_hash = (ProtobufCBinaryData){16, bytes};
+    failed.message = (char *)(uintptr_t)"no room";
+    if (!strcmp(kind, "shard")) {
+        env.body_case = ZT__ENVELOPE__BODY_SHARD_DONE;
+        env.shard_done = &shard;
+    } else if (!strcmp(kind, "shards")) {
+        env.body_case = ZT__ENVELOPE__BODY_GET_SHARDS;
+        env.get_shards = &shards;
+    } else if (!strcmp(kind, "commit")) {
+        env.body_case = ZT__ENVELOPE__BODY_CKPT_COMMIT;
+        env.ckpt_commit = &commit;
+    } else if (!strcmp(kind, "removed")) {
+        env.body_case = ZT__ENVELOPE__BODY_CKPT_REMOVED;
+        env.ckpt_removed = &removed;
+    } else if (!strcmp(kind, "failed")) {
+        env.body_case = ZT__ENVELOPE__BODY_CKPT_FAILED;
+        env.ckpt_failed = &failed;
+    } else {
+        env.body_case = ZT__ENVELOPE__BODY_RANK_LOADED;
+        env.rank_loaded = &loaded;
+    }
+    env.request_id = ++number;
+    put_frame(&env);
+    do {
+        next_frame();
+    } while (got->request_id != number);
+    check_answer(kind, step, code);
+}
+
+static void until_stop(void)
+{
+    do {
+        next_frame();
+    } while (got->body_case != ZT__ENVELOPE__BODY_TRAINER_STOP);
+}
+
 static void append_pid(const char *path)
 {
     int f = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -294,6 +387,15 @@ static void obey(char *line)
         }
     } else if (!strcmp(line, "touch")) {
         close(open(arg, O_WRONLY | O_CREAT, 0600));
+    } else if (!strcmp(line, "running")) {
+        say_running();
+    } else if (!strcmp(line, "until_stop")) {
+        until_stop();
+    } else if (!strcmp(line, "ask")) {
+        char *second = strchr(arg, ' '), *third;
+        *second++ = '\0';
+        n = strtol(second, &third, 10);
+        ask(arg, n, strtol(third, NULL, 10));
     } else {
         exit(94);
     }

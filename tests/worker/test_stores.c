@@ -2,15 +2,19 @@
 /* The worker's stores without a process: the report ring with its spill file, the log, exit verdicts,
  * and the conversion of a step report. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "worker/child.h"
 #include "worker/logs.h"
+#include "worker/memory.h"
 #include "worker/steps.h"
 #include "proto/trace.h"
 #include "worker/traces.h"
@@ -479,4 +483,107 @@ Test(report, number_formats_by_name_and_none_where_there_is_none)
     cr_assert_str_eq(r->rows[ZT_ROW_GATHERED]->used, "bf16");
     cr_assert_str_eq(r->rows[ZT_ROW_MASTER]->stored, "fp32");
     cr_assert_null(r->rows[ZT_ROW_MASTER]->used);
+}
+
+/* ------------------------------------------------------------------------- folders in shared memory */
+
+static int files_in(const char *path)
+{
+    int n = 0;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        n += e->d_name[0] != '.';
+    }
+    if (d) {
+        closedir(d);
+    }
+    return n;
+}
+
+static void leave(const char *folder, const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+}
+
+Test(memory, the_last_one_that_lets_go_removes_it)
+{
+    char base[] = "/tmp/zt-memory-XXXXXX", path[512];
+    struct zw_memory a, b, c;
+    struct zt_error err;
+    cr_assert_not_null(mkdtemp(base));
+    zw_memory_init(&a);
+    zw_memory_init(&b);
+    zw_memory_init(&c);
+    cr_assert_eq(zw_memory_take(&a, base, "box", "01A", &err), 0, "%s", err.msg);
+    cr_assert_eq(zw_memory_take(&a, base, "box", "01A", &err), 0, "again");
+    cr_assert_eq(zw_memory_take(&b, base, "box", "01A", &err), 0);
+    cr_assert_eq(zw_memory_take(&c, base, "other", "01A", &err), 0);
+    cr_assert_str_eq(a.path, b.path);
+    cr_assert_str_neq(a.path, c.path, "another host's");
+    snprintf(path, sizeof(path), "%s", a.path);
+    leave(path, "rank-00001.json");
+    zw_memory_release(&a);
+    cr_assert_not(zw_memory_held(&a));
+    cr_assert_eq(files_in(path), 2, "b still uses it");
+    cr_assert_eq(zw_memory_sweep(base), 0, "both are held");
+    cr_assert_eq(zw_memory_take(&b, base, "box", "01B", &err), 0); /* another run: the old folder is let go */
+    cr_assert_neq(access(path, F_OK), 0);
+    zw_memory_release(&b);
+    zw_memory_release(&c);
+    cr_assert_eq(files_in(base), 0);
+    cr_assert_eq(rmdir(base), 0);
+}
+
+Test(memory, what_a_dead_owner_left_is_swept)
+{
+    char base[] = "/tmp/zt-memory-XXXXXX";
+    struct zw_memory m;
+    struct zt_error err;
+    cr_assert_not_null(mkdtemp(base));
+    pid_t pid = fork();
+    if (pid == 0) {
+        zw_memory_init(&m);
+        if (zw_memory_take(&m, base, "box", "01A", &err) == 0) {
+            leave(m.path, "shard-00001-model-00001-of-00001.safetensors");
+        }
+        kill(getpid(), SIGKILL);
+    }
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    cr_assert_eq(files_in(base), 1);
+    leave(base, "ztrain-of-somebody-else");
+    cr_assert_eq(zw_memory_sweep(base), 1);
+    cr_assert_eq(files_in(base), 1, "only our folders");
+    char path[300];
+    snprintf(path, sizeof(path), "%s/ztrain-of-somebody-else", base);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(rmdir(base), 0);
+}
+
+Test(memory, a_folder_that_is_not_ours_is_refused)
+{
+    char base[] = "/tmp/zt-memory-XXXXXX", path[400], target[400];
+    struct zw_memory m;
+    struct zt_error err;
+    cr_assert_not_null(mkdtemp(base));
+    zw_memory_init(&m);
+    snprintf(path, sizeof(path), "%s/ztrain-%u-box-01A", base, (unsigned)geteuid());
+    snprintf(target, sizeof(target), "%s/target", base);
+    cr_assert_eq(mkdir(target, 0700), 0);
+    cr_assert_eq(symlink(target, path), 0);
+    cr_assert_eq(zw_memory_take(&m, base, "box", "01A", &err), ZT_EIO);
+    cr_assert_not_null(strstr(err.msg, "private folder"), "%s", err.msg);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_assert_eq(chmod(path, 0755), 0);
+    cr_assert_eq(zw_memory_take(&m, base, "box", "01A", &err), ZT_EIO);
+    cr_assert_eq(zw_memory_take(&m, base, "box", "../x", &err), ZT_EUNSUPPORTED);
+    cr_assert_not(zw_memory_held(&m));
+    cr_assert_eq(zw_memory_sweep(base), 0);
+    rmdir(path);
+    rmdir(target);
+    cr_assert_eq(rmdir(base), 0);
 }

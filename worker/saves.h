@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/saves.h: the trainer's half of saving and going on: what the assignment says about checkpoints as the
+ * engine wants it, and the engine's hooks as questions to the coordinator, by way of the supervisor.
+ * The hooks are called on the engine's writer thread and block until they are answered; ZT_ECONFLICT: this
+ * generation is over. */
+#ifndef ZT_WORKER_SAVES_H
+#define ZT_WORKER_SAVES_H
+#include "core/spec.h"
+#include "engine/checkpoint/save.h"
+#include "worker/link.h"
+
+struct zw_saves {
+    struct zw_link *link;
+    const Zt__TrainerStart *start;  /* borrowed, as all that config points to */
+    struct zt_sha256 manifest;      /* of the checkpoint to go on from */
+    struct zt_checkpoint_config config;
+};
+/* The configuration, inside s; NULL: this run saves nothing and begins anew. ZT_EPROTO: the assignment is
+ * not whole. */
+int zw_saves_init(struct zw_saves *s, struct zw_link *l, const Zt__TrainerStart *start, const struct zt_spec *spec,
+                  const struct zt_checkpoint_config **out, struct zt_error *err);
+
+#endif
