@@ -17,7 +17,7 @@ struct zt_step_report {
     double clip_coefficient;      /* multiplied into every gradient; NAN when nothing was stepped */
     double loss_scale;            /* of this step; NAN when the recipe does not scale the loss */
     bool skipped;                 /* loss or gradients not finite: parameters, moments, step count kept */
-    int64_t skipped_steps;        /* so far in this generation, this step included */
+    int64_t skipped_steps;        /* so far in this run, this step included */
     int64_t nonfinite_gradients;  /* tensors of this rank's own part with one; -1 = not counted */
     int64_t tokens; /* supervised tokens of this rank in this step (sum over data-parallel ranks =
                        global) */

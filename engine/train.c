@@ -81,7 +81,7 @@ int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
     if (!err) err = &local;
     *result = (struct zt_train_result){.peer = -1};
     TRY(zt_trainer_open(t, err));
-    for (t->step = 1; t->step <= t->total_steps; t->step++) TRY(one_step(t, result, err));
+    for (t->step = t->resumed + 1; t->step <= t->total_steps; t->step++) TRY(one_step(t, result, err));
     zt_progress_state(t, ZT_TRAINER_DONE);
 out:
     if (rc) {

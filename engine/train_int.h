@@ -5,6 +5,7 @@
 #ifndef ZT_ENGINE_TRAIN_INT_H
 #define ZT_ENGINE_TRAIN_INT_H
 #include "core/units.h"
+#include "engine/checkpoint/source.h"
 #include "engine/data/data.h"
 #include "engine/device/sim.h"
 #include "engine/model/model.h"
@@ -72,8 +73,10 @@ int zt_probe_end(struct zt_probe *p, struct zt_error *err);
 /* zt_tensor_group.busy, arg the probe: the model waits for its tensor group, or goes on. */
 void zt_probe_busy(void *arg, bool computing);
 
-/* Allocated bytes at the end of steady steps: equal to step 2's, or somebody leaks. */
+/* Allocated bytes at the end of steady steps: equal to those of this generation's second, or somebody
+ * leaks. */
 struct zt_growth {
+    int64_t steps; /* seen */
     bool set;
     int64_t base_total, base[ZT_TAG_COUNT], reported;
 };
@@ -91,7 +94,7 @@ struct zt_trace {
     int64_t cap;
 };
 
-enum zt_stage { ZT_STAGE_OPEN = 0, ZT_STAGE_DATA, ZT_STAGE_COMM, ZT_STAGE_RUN };
+enum zt_stage { ZT_STAGE_OPEN = 0, ZT_STAGE_DATA, ZT_STAGE_COMM, ZT_STAGE_LOAD, ZT_STAGE_RUN };
 
 struct zt_trainer {
     const struct zt_train_config *config;
@@ -125,6 +128,9 @@ struct zt_trainer {
     struct zt_row feed;        /* device, one micro-batch */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
     int64_t total_steps, step; /* step in progress, from 1 */
+    int64_t resumed;           /* step of the checkpoint it goes on from; 0: none */
+    int64_t tokens;            /* supervised, of all ranks, so far */
+    struct zt_window_peak init_peak, load_peak; /* told with the first step */
     bool counts_static, stop, dtypes_told;
     int diverged; /* rank that train_agree.c found to be wrong, -1 */
     struct zt_step_report report;
@@ -133,6 +139,8 @@ struct zt_trainer {
 
 /* train_open.c */
 int zt_trainer_open(struct zt_trainer *t, struct zt_error *err);
+/* The loader of the training data, in place of the one there is; from `at` on. */
+int zt_trainer_open_loader(struct zt_trainer *t, struct zt_cursor at, struct zt_error *err);
 /* What comm.measure_seconds asks for: times of collectives, as events COMM_MEASURED. */
 int zt_trainer_measure(struct zt_trainer *t, struct zt_error *err);
 void zt_trainer_close(struct zt_trainer *t, bool failed);
@@ -145,6 +153,26 @@ int zt_trainer_agree(struct zt_trainer *t, struct zt_error *err);
  * whole model. ZT_EDIVERGED names rank, unit and tensor; t->diverged is the rank where a majority
  * says which one it is, else -1. */
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
+
+/* train_load.c: into an open trainer. Every rank calls each in this order.
+ *
+ * The manifest's tensors are the model's: ZT_EINVAL names one that is missing, too many, of another
+ * shape, or trained in one of the two only. */
+int zt_load_check_tensors(const struct zt_trainer *t, const struct zt_manifest *m,
+                          struct zt_error *err);
+/* Step, updates, schedule, scaler, data cursor. other_length: training.seq_len is another one, so the
+ * data begin with the next epoch. */
+int zt_load_position(struct zt_trainer *t, const struct zt_position *p, bool other_length,
+                     struct zt_error *err);
+/* Parameters, master and moments of this rank from the source; weights: parameters (and master) alone,
+ * from the kind that counts. */
+int zt_load_tensors(struct zt_trainer *t, const struct zt_tensor_source *source, bool weights,
+                    struct zt_error *err);
+/* What is there now has the manifest's hashes (weights: of parameters); else ZT_ECORRUPT. */
+int zt_load_check_hash(struct zt_trainer *t, const struct zt_manifest *m, bool weights,
+                       struct zt_error *err);
+/* State hash of the whole model (moments); every rank calls. */
+int zt_trainer_state_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
 
 /* train_step.c: one window, from data to update; the report's loss and time fields */
 int zt_trainer_step(struct zt_trainer *t, struct zt_error *err);

@@ -95,6 +95,25 @@ static bool has_examples(const struct zt_spec *s) {
            (n > 6 && strcmp(s->dataset.path + n - 6, ".jsonl") == 0);
 }
 
+int zt_trainer_open_loader(struct zt_trainer *t, struct zt_cursor at, struct zt_error *err) {
+    const struct zt_spec *s = t->spec;
+    struct zt_loader_config lc = {.dataset = t->train_set,
+                                  .dp_index = t->dp_index,
+                                  .dp_size = t->dp_size,
+                                  .local_batch = s->training.local_batch_size,
+                                  .seq_len = s->training.seq_len,
+                                  .accumulation = zt_spec_accumulation(s),
+                                  .shuffle = s->dataset.shuffle,
+                                  .drop_last = s->dataset.drop_last,
+                                  .seed = s->dataset.seed,
+                                  .epochs = s->training.epochs,
+                                  .tail = s->training.accumulation_tail,
+                                  .start = at};
+    zt_loader_destroy(t->loader);
+    t->loader = NULL;
+    return zt_loader_create(&lc, &t->loader, err);
+}
+
 static int open_data(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_spec *s = t->spec;
     bool cut = s->validation.enabled && !s->validation.path[0];
@@ -132,18 +151,7 @@ static int open_data(struct zt_trainer *t, struct zt_error *err) {
             goto out;
         }
     }
-    struct zt_loader_config lc = {.dataset = t->train_set,
-                                  .dp_index = t->dp_index,
-                                  .dp_size = t->dp_size,
-                                  .local_batch = s->training.local_batch_size,
-                                  .seq_len = s->training.seq_len,
-                                  .accumulation = zt_spec_accumulation(s),
-                                  .shuffle = s->dataset.shuffle,
-                                  .drop_last = s->dataset.drop_last,
-                                  .seed = s->dataset.seed,
-                                  .epochs = s->training.epochs,
-                                  .tail = s->training.accumulation_tail};
-    TRY(zt_loader_create(&lc, &t->loader, err));
+    TRY(zt_trainer_open_loader(t, (struct zt_cursor){0, 0}, err));
     t->total_steps = s->training.epochs ? zt_loader_windows(t->loader) : s->training.steps;
     if (t->total_steps < 1)
         TRY(zt_fail(err, ZT_EDATA,
@@ -322,6 +330,7 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {
     TRY(zt_trainer_measure(t, err));
     t->stage = ZT_STAGE_RUN;
     TRY(open_runtime(t, err));
+    zt_report_window(&t->ledger, t->runtime, &t->init_peak);
     zt_progress_state(t, ZT_TRAINER_RUNNING);
 out:
     return rc;

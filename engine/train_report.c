@@ -70,7 +70,10 @@ void zt_report_begin(struct zt_trainer *t) {
     r->checkpoint_seconds = r->eval_seconds = NAN;
     r->eval_tokens = r->eval_rows = -1;
     r->init = r->eval = r->save = r->load = no_window;
-    if (t->step == 1) zt_report_window(&t->ledger, t->runtime, &r->init);
+    if (t->step == t->resumed + 1) {
+        r->init = t->init_peak;
+        if (t->load_peak.peak_allocated_bytes) r->load = t->load_peak;
+    }
     zt_alloc_reset_peaks(t->alloc);
 }
 
@@ -129,7 +132,7 @@ void zt_report_dtypes(struct zt_trainer *t) {
 bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, int64_t step,
                      char *message, size_t n) {
     int worst = 0;
-    if (step < 2) return false;
+    if (g->steps++ < 1) return false;
     if (!g->set) {
         g->set = true;
         g->base_total = l->allocated;
@@ -143,7 +146,7 @@ bool zt_growth_check(struct zt_growth *g, const struct zt_ledger *l, int rank, i
     g->reported = more;
     snprintf(
         message, n,
-        "rank %d, step %lld: allocated bytes at the end of the step differ from step 2's by %+lld "
+        "rank %d, step %lld: allocated bytes at the end of the step differ from those of the second step by %+lld "
         "(tag %s %+lld bytes)",
         rank, (long long)step, (long long)more, zt_tag_name((enum zt_tag)worst),
         (long long)(l->block[worst] - g->base[worst]));
@@ -180,8 +183,11 @@ enum zt_reason zt_train_reason(int code, enum zt_stage stage) {
         return stage == ZT_STAGE_COMM ? ZT_REASON_COMM_INIT_TIMEOUT : ZT_REASON_COMM_TIMEOUT;
     case ZT_ECANCELLED:
         return ZT_REASON_USER_CANCEL;
+    case ZT_ECORRUPT:
+        return ZT_REASON_CKPT_CORRUPT;
     case ZT_ENOTFOUND:
     case ZT_EIO:
+        if (stage == ZT_STAGE_LOAD) return ZT_REASON_CKPT_ERROR;
         if (stage == ZT_STAGE_DATA || stage == ZT_STAGE_RUN) return ZT_REASON_DATA_ERROR;
         return stage == ZT_STAGE_COMM ? ZT_REASON_COMM_ERROR : ZT_REASON_EXIT_NONZERO;
     default:
