@@ -108,6 +108,10 @@ void zt_batch_run(struct zt_batch *b, const struct zt_row_run *row, const struct
     t->mode = copy_text(b, blobs->mode);
     t->overrides = copy_text(b, blobs->overrides);
     t->plan = copy(b, blobs->plan, blobs->plan_bytes);
+    t->saves.folder = copy_text(b, blobs->saves.folder);
+    t->saves.source_run = copy_text(b, blobs->saves.source_run);
+    t->saves.source_name = copy_text(b, blobs->saves.source_name);
+    t->saves.source_folder = copy_text(b, blobs->saves.source_folder);
 }
 
 void zt_batch_attempt(struct zt_batch *b, const struct zt_row_attempt *row)
@@ -179,6 +183,8 @@ void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *cons
         c->u.step.columns = *steps[i];
         c->u.step.has_init = steps[i]->init_peak != NULL;
         c->u.step.has_eval = steps[i]->eval_peak != NULL;
+        c->u.step.has_save = steps[i]->save_peak != NULL;
+        c->u.step.has_load = steps[i]->load_peak != NULL;
         c->u.step.packed = packed;
         c->u.step.bytes = bytes;
     }
@@ -243,4 +249,37 @@ void zt_batch_dtypes(struct zt_batch *b, const char *run_id, const Zt__DtypesRep
     c->u.dtypes.rank = r->rank;
     c->u.dtypes.packed = packed;
     c->u.dtypes.bytes = bytes;
+}
+
+void zt_batch_ckpt(struct zt_batch *b, const struct zt_row_ckpt *row)
+{
+    struct change *c = add(b, CH_CKPT);
+    if (c)
+        c->u.ckpt = copy(b, row, sizeof *row);
+}
+
+void zt_batch_part(struct zt_batch *b, const struct zt_row_part *row)
+{
+    struct change *c = add(b, CH_PART);
+    if (c)
+        c->u.part = copy(b, row, sizeof *row);
+}
+
+static void ckpt_change(struct zt_batch *b, enum change_kind kind, const char *run_id, int64_t step, enum zt_ckpt_set what,
+                        const char *message)
+{
+    struct change *c = add(b, kind);
+    if (!c)
+        return;
+    c->u.ckpt_set.run_id = copy_text(b, run_id);
+    c->u.ckpt_set.step = step;
+    c->u.ckpt_set.what = what;
+    c->u.ckpt_set.message = copy_text(b, message);
+}
+
+void zt_batch_ckpt_gone(struct zt_batch *b, const char *run_id, int64_t step) { ckpt_change(b, CH_CKPT_GONE, run_id, step, ZT_SET_DELETED, NULL); }
+
+void zt_batch_ckpt_set(struct zt_batch *b, const char *run_id, int64_t step, enum zt_ckpt_set what, const char *message)
+{
+    ckpt_change(b, CH_CKPT_SET, run_id, step, what, message);
 }

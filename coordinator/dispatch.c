@@ -2,34 +2,28 @@
 /* coordinator/dispatch.c: messages become events of the machine, reads, or log pieces (shell.h). What comes
  * from the network is checked here for shape and size; whether it is allowed now is the machine's business. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "coordinator/run_config.h"
 #include "coordinator/shell.h"
-#include "core/spec.h"
 #include "proto/trace.h"
 
-#define OVERRIDES_MAX 128
-#define PLAN_MAX ((size_t)64 * 1024)
 #define AGE_MAX_MS (INT64_C(365) * 24 * 3600 * 1000)
 #define LOG_PIECE_MAX ((size_t)512 * 1024)
 
-static void refuse(struct zt_session *s, const Zt__Envelope *env, int code, const char *message)
+void zt_refuse(struct zt_session *s, const Zt__Envelope *env, int code, const char *message)
 {
     if (env->request_id != 0)
         zt_peer_reply_error(s->peer, env->request_id, code, message);
 }
 
-/* Registers the request and runs the event. keep_copy: its blobs are needed later. */
-static void step(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env, struct zt_event *ev, bool keep_copy)
+void zt_dispatch_step(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env, struct zt_event *ev, bool keep_copy)
 {
     struct zt_error err;
     struct zt_request *q = zt_request_new(sh, s, env, keep_copy, &err);
     if (!q) {
-        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        zt_refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
         return;
     }
     ev->request = q->id;
@@ -57,7 +51,7 @@ static const char *bad_register(const Zt__Register *m)
     return NULL;
 }
 
-static const char *bad_place(const char *run_id, uint32_t rank)
+const char *zt_bad_place(const char *run_id, uint32_t rank)
 {
     if (!run_id[0] || strlen(run_id) > ZT_RUN_ID_MAX)
         return "run_id: 1 to 31 bytes are allowed";
@@ -74,9 +68,9 @@ static void on_register(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     const Zt__Register *m = env->register_worker;
     const char *bad = bad_register(m);
     if (!bad && m->run_id && m->run_id[0])
-        bad = bad_place(m->run_id, m->rank);
+        bad = zt_bad_place(m->run_id, m->rank);
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     snprintf(s->worker_id, sizeof s->worker_id, "%s", m->worker_id);
@@ -95,7 +89,7 @@ static void on_register(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     ev.u.reg.pid = m->pid;
     ev.u.reg.phase = m->has_phase ? (enum zt_trainer_phase)m->phase : ZT_TP_NONE;
     ev.u.reg.step = step_said(m->has_step, m->step);
-    step(sh, s, env, &ev, false);
+    zt_dispatch_step(sh, s, env, &ev, false);
 }
 
 /* What takes long by nature: its silence is judged by the first step's limit. */
@@ -111,9 +105,9 @@ static enum zt_activity activity_of(const char *text)
 static void on_beat(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__Beat *m = env->beat;
-    const char *bad = m->run_id && m->run_id[0] ? bad_place(m->run_id, m->rank) : NULL;
+    const char *bad = m->run_id && m->run_id[0] ? zt_bad_place(m->run_id, m->rank) : NULL;
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     struct zt_event ev = { .kind = ZT_EV_BEAT };
@@ -125,7 +119,7 @@ static void on_beat(struct zt_shell *sh, struct zt_session *s, const Zt__Envelop
     ev.u.beat.activity = activity_of(m->activity);
     ev.u.beat.draining = m->has_draining && m->draining;
     ev.u.beat.held_by = m->has_held_by ? m->held_by : 0;
-    step(sh, s, env, &ev, false);
+    zt_dispatch_step(sh, s, env, &ev, false);
 }
 
 static const char *bad_steps(const Zt__ReportSteps *m, const struct zt_session *s)
@@ -148,9 +142,9 @@ static void on_steps(struct zt_shell *sh, struct zt_session *s, const Zt__Envelo
     const Zt__ReportSteps *m = env->report_steps;
     const char *bad = bad_steps(m, s);
     if (!bad && m->n_steps > 0)
-        bad = bad_place(m->run_id, m->steps[0]->rank);
+        bad = zt_bad_place(m->run_id, m->steps[0]->rank);
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     if (m->n_steps == 0) {
@@ -170,20 +164,20 @@ static void on_steps(struct zt_shell *sh, struct zt_session *s, const Zt__Envelo
     ev.u.steps.last = last->step;
     ev.u.steps.step_seconds = last->has_step_seconds ? last->step_seconds : NAN;
     ev.u.steps.seq = m->seq;
-    step(sh, s, env, &ev, true);
+    zt_dispatch_step(sh, s, env, &ev, true);
 }
 
 static void on_failure(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__ReportFailure *m = env->report_failure;
-    const char *bad = bad_place(m->run_id, m->rank);
+    const char *bad = zt_bad_place(m->run_id, m->rank);
     enum zt_reason reason = (enum zt_reason)m->reason;
     if (!bad && (reason == ZT_REASON_NONE || strncmp(zt_reason_name(reason), "UNKNOWN", 7) == 0))
         bad = "reason: not one this coordinator knows; use the same version on both sides";
     struct zt_error err;
     struct zt_request *q = bad ? NULL : zt_request_new(sh, s, env, true, &err);
     if (!q) {
-        refuse(s, env, bad ? ZT_EINVAL : ZT_EBUSY, bad ? bad : "the coordinator is short of memory; try again");
+        zt_refuse(s, env, bad ? ZT_EINVAL : ZT_EBUSY, bad ? bad : "the coordinator is short of memory; try again");
         return;
     }
     if (m->oom) {
@@ -248,16 +242,16 @@ static void on_rank(struct zt_shell *sh, struct zt_session *s, const Zt__Envelop
         ev.u.comm.index = env->get_comm_id->index;
         break;
     }
-    const char *bad = bad_place(ev.at.run_id, ev.at.rank < 0 ? 0 : (uint32_t)ev.at.rank);
+    const char *bad = zt_bad_place(ev.at.run_id, ev.at.rank < 0 ? 0 : (uint32_t)ev.at.rank);
     if (!bad && (ev.kind == ZT_EV_COMM_PUT || ev.kind == ZT_EV_COMM_GET) && !fits(ev.u.comm.group, ZT_COMM_GROUP_MAX))
         bad = "group: at most 31 bytes are allowed";
     if (!bad && ev.kind == ZT_EV_COMM_PUT && (ev.u.comm.bytes == 0 || ev.u.comm.bytes > ZT_COMM_ID_BYTES))
         bad = "id: 1 to 128 bytes are allowed";
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
-    step(sh, s, env, &ev, ev.kind == ZT_EV_COMM_GET);
+    zt_dispatch_step(sh, s, env, &ev, ev.kind == ZT_EV_COMM_GET);
 }
 
 /* ------------------------------------------------------------------------------ logs and events of workers */
@@ -290,24 +284,24 @@ static void store(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope 
     if (!b || !w) {
         zt_batch_free(b);
         free(w);
-        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        zt_refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
         return;
     }
     *w = (struct store_wait){ sh, s->id, env->request_id, log };
     if (zt_store_submit(sh->store, b, ZT_HURRY_NO, false, on_stored, w, &err)) {
         free(w);
-        refuse(s, env, err.code, err.msg);
+        zt_refuse(s, env, err.code, err.msg);
     }
 }
 
 static void on_log(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__LogAppend *m = env->log_append;
-    const char *bad = bad_place(m->run_id, m->rank);
+    const char *bad = zt_bad_place(m->run_id, m->rank);
     if (!bad && (m->data.len > LOG_PIECE_MAX || m->offset > INT64_MAX / 4))
         bad = "a log piece holds at most 512 KiB at an offset below 2^61";
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     struct zt_batch *b = zt_batch_new();
@@ -320,14 +314,14 @@ static void on_log(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope
 static void on_traces(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__ReportTraces *m = env->report_traces;
-    const char *bad = bad_place(m->run_id, 0);
+    const char *bad = zt_bad_place(m->run_id, 0);
     for (size_t i = 0; i < m->n_traces && !bad; i++) {
         const Zt__StepTrace *a = m->traces[0], *t = m->traces[i];
         bad = t->rank != a->rank || t->generation != a->generation ? "the traces of a batch are of one rank in one generation"
-              : bad_place(m->run_id, t->rank) ? bad_place(m->run_id, t->rank) : zt_trace_check(t);
+              : zt_bad_place(m->run_id, t->rank) ? zt_bad_place(m->run_id, t->rank) : zt_trace_check(t);
     }
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     struct zt_batch *b = zt_batch_new();
@@ -351,11 +345,11 @@ static const char *bad_dtypes(const Zt__DtypesReport *r)
 static void on_dtypes(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__ReportDtypes *m = env->report_dtypes;
-    const char *bad = bad_place(m->run_id, m->report->rank);
+    const char *bad = zt_bad_place(m->run_id, m->report->rank);
     if (!bad)
         bad = bad_dtypes(m->report);
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     struct zt_batch *b = zt_batch_new();
@@ -381,7 +375,7 @@ static bool newest_generation(struct zt_shell *sh, const char *run_id, uint32_t 
 static void on_event(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     const Zt__ReportEvent *m = env->report_event;
-    const char *bad = bad_place(m->run_id, m->rank);
+    const char *bad = zt_bad_place(m->run_id, m->rank);
     struct zt_row_event e = { .at_ms = zt_shell_wall_ms(), .generation = m->generation, .rank = (int32_t)m->rank };
     uint32_t newest = 0;
     if (!bad && (!m->kind[0] || strlen(m->kind) >= sizeof e.kind || strspn(m->kind, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(m->kind)))
@@ -389,15 +383,15 @@ static void on_event(struct zt_shell *sh, struct zt_session *s, const Zt__Envelo
     if (!bad && m->has_seq && m->seq > INT64_MAX)
         bad = "seq: out of range";
     if (bad) {
-        refuse(s, env, ZT_EINVAL, bad);
+        zt_refuse(s, env, ZT_EINVAL, bad);
         return;
     }
     if (!newest_generation(sh, m->run_id, &newest)) {
-        refuse(s, env, ZT_ENOTFOUND, "no such live run");
+        zt_refuse(s, env, ZT_ENOTFOUND, "no such live run");
         return;
     }
     if (m->generation != newest) {
-        refuse(s, env, ZT_CODE_STALE, "this generation has ended");
+        zt_refuse(s, env, ZT_CODE_STALE, "this generation has ended");
         return;
     }
     snprintf(e.run_id, sizeof e.run_id, "%s", m->run_id);
@@ -412,146 +406,11 @@ static void on_event(struct zt_shell *sh, struct zt_session *s, const Zt__Envelo
     store(sh, s, env, b, false);
 }
 
-/* ------------------------------------------------------------------------------ submit */
-/* 26 characters: 48 bits of milliseconds, 80 random bits, so that ids sort by time. */
-static int make_run_id(char out[ZT_RUN_ID_MAX + 1], struct zt_error *err)
-{
-    static const char digit[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-    uint8_t random[10];
-    if (zt_sys_posix.random(zt_sys_posix.arg, random, sizeof random))
-        return zt_fail(err, ZT_EIO, "the system gives no random bytes");
-    uint64_t ms = (uint64_t)zt_shell_wall_ms();
-    for (int i = 9; i >= 0; i--, ms >>= 5)
-        out[i] = digit[ms & 31];
-    for (int half = 0; half < 2; half++) {
-        uint64_t v = 0;
-        for (int i = 0; i < 5; i++)
-            v = v << 8 | random[half * 5 + i];
-        for (int i = 7; i >= 0; i--, v >>= 5)
-            out[10 + half * 8 + i] = digit[v & 31];
-    }
-    out[26] = 0;
-    return 0;
-}
-
-static char *overrides_json(const Zt__Submit *m)
-{
-    json_t *j = json_array();
-    bool whole = j != NULL;
-    for (size_t i = 0; whole && i < m->n_overrides; i++)
-        whole = json_array_append_new(j, json_string(m->overrides[i])) == 0;
-    char *text = whole ? json_dumps(j, JSON_COMPACT) : NULL;
-    json_decref(j);
-    return text;
-}
-
-static int fill_blobs(struct zt_request *q, const struct zt_spec *spec, struct zt_error *err)
-{
-    const Zt__Submit *m = q->env->submit;
-    q->normalised = zt_spec_normalise(spec);
-    q->overrides = overrides_json(m);
-    q->hash = strdup(spec->normalised_hash);
-    q->mode = strdup(zt_mode_name(spec->parallelism.mode));
-    if (!q->normalised || !q->overrides || !q->hash || !q->mode)
-        return zt_fail(err, ZT_EBUSY, "the coordinator is short of memory; try again");
-    q->run = (struct zt_run_blobs){ .run_yaml = m->run_yaml.data, .run_yaml_bytes = m->run_yaml.len, .file = m->file,
-                                    .normalised = q->normalised, .hash = q->hash, .mode = q->mode, .overrides = q->overrides,
-                                    .plan = m->has_plan ? m->plan.data : NULL, .plan_bytes = m->has_plan ? m->plan.len : 0,
-                                    .per_rank_keep = spec->metrics.per_rank_keep,
-                                    .warmup_steps = spec->metrics.warmup_steps, .max_restarts = spec->restart.max_restarts };
-    return 0;
-}
-
-/* Kept as it is; but who reads it may rely on its being one, and on its text being UTF-8 without NUL. */
-static bool is_json_object(const ProtobufCBinaryData *d)
-{
-    json_t *j = json_loadb((const char *)d->data, d->len, JSON_REJECT_DUPLICATES, NULL);
-    bool is = json_is_object(j);
-    json_decref(j);
-    return is;
-}
-
-static const char *bad_submit(const Zt__Submit *m)
-{
-    if (m->request_key.len != 16)
-        return "request_key: 16 random bytes are required";
-    if (m->run_yaml.len > ZT_SPEC_MAX_BYTES)
-        return "the run file is larger than 256 KiB";
-    if (m->n_overrides > OVERRIDES_MAX)
-        return "more than 128 overrides (--set)";
-    if (m->file[0] == 0 || strlen(m->file) > ZT_PATH_MAX)
-        return "file: 1 to 1024 bytes are allowed";
-    if (m->name && m->name[0] && !zt_run_name_valid(m->name))
-        return "name: [a-z0-9][a-z0-9._-]{0,62} is allowed";
-    if (m->has_plan && m->plan.len > PLAN_MAX)
-        return "plan: larger than 64 KiB; submit without one, or with the program of this version";
-    if (m->has_plan && !is_json_object(&m->plan))
-        return "plan: not a JSON object; submit without one, or with the program of this version";
-    _Static_assert(ZT_RANKS_MAX == 256, "the number below");
-    if (m->has_workers && m->workers > ZT_RANKS_MAX)
-        return "workers: a run may have at most 256 ranks in this version";
-    return NULL;
-}
-
-/* Checked again although zctl has: a client of another version, or none of ours, gets the same answer. */
-static int check_submit(struct zt_request *q, struct zt_spec *spec, struct zt_run_config *config, char *name, size_t name_size,
-                        struct zt_error *err)
-{
-    const Zt__Submit *m = q->env->submit;
-    const char *bad = bad_submit(m);
-    if (bad)
-        return zt_fail(err, ZT_EINVAL, "%s", bad);
-    if (zt_spec_parse((const char *)m->run_yaml.data, m->run_yaml.len, m->file, (const char *const *)m->overrides,
-                      (int)m->n_overrides, spec, err))
-        return err->code;
-    int code = zt_run_config_from_spec(spec, m->has_workers ? (int)m->workers : 0, m->file, config, err);
-    snprintf(name, name_size, "%s", m->name && m->name[0] ? m->name : spec->name);
-    if (!code && !zt_run_name_valid(name))
-        code = zt_fail(err, ZT_EINVAL, "%s: name: the run has no name: give `name:` in the file", m->file);
-    if (!code)
-        code = fill_blobs(q, spec, err);
-    zt_spec_free(spec);
-    return code;
-}
-
-static void on_submit(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
-{
-    struct zt_error err = { 0 };
-    struct zt_row_event audit;
-    struct zt_run_config config;
-    char name[ZT_RUN_NAME_MAX + 1], run_id[ZT_RUN_ID_MAX + 1];
-    struct zt_request *q = zt_request_new(sh, s, env, true, &err);
-    struct zt_spec *spec = malloc(sizeof *spec);
-    if (!q || !spec) {
-        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
-        goto refused;
-    }
-    memset(spec, 0, sizeof *spec);
-    if (check_submit(q, spec, &config, name, sizeof name, &err) || make_run_id(run_id, &err)) {
-        refuse(s, env, err.code, err.msg);
-        goto refused;
-    }
-    zt_audit(sh, &audit, s, "submit", "", "name %s, %zu bytes, spec %s%s", name, q->run.run_yaml_bytes, q->hash,
-             q->env->submit->has_force && q->env->submit->force ? ", forced: its plan fits no worker" : "");
-    struct zt_event ev = { .kind = ZT_EV_SUBMIT, .request = q->id };
-    ev.u.submit.key = q->env->submit->request_key.data;
-    ev.u.submit.run_id = run_id;
-    ev.u.submit.name = name;
-    ev.u.submit.config = &config;
-    zt_shell_step(sh, &ev, &audit);
-    free(spec);
-    return;
-refused:
-    if (q)
-        zt_request_end(sh, q->id);
-    free(spec);
-}
-
 /* ------------------------------------------------------------------------------ cancel, shutdown */
 static void on_cancel(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     if (env->cancel->request_key.len != 16) {
-        refuse(s, env, ZT_EINVAL, "request_key: 16 random bytes are required");
+        zt_refuse(s, env, ZT_EINVAL, "request_key: 16 random bytes are required");
         return;
     }
     zt_readers_submit(sh->readers, s, env); /* comes back in zt_dispatch_cancel */
@@ -566,7 +425,7 @@ void zt_dispatch_cancel(struct zt_shell *sh, uint64_t session, const Zt__Envelop
         return; /* the client is gone and will ask again with the same key, or not */
     struct zt_request *q = zt_request_new(sh, s, env, false, &err);
     if (!q) {
-        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        zt_refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
         return;
     }
     bool now = env->cancel->has_now && env->cancel->now;
@@ -606,7 +465,7 @@ static void on_shutdown(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     if (!w || !b) {
         zt_batch_free(b);
         free(w);
-        refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
+        zt_refuse(s, env, ZT_EBUSY, "the coordinator is short of memory; try again");
         return;
     }
     *w = (struct stop_wait){ sh, s->id, env->request_id };
@@ -618,7 +477,7 @@ static void on_shutdown(struct zt_shell *sh, struct zt_session *s, const Zt__Env
 static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     if (zt_peer_role(s->peer) != ZT__ROLE__ROLE_WORKER) {
-        refuse(s, env, ZT_EAUTH, "only a worker may send this");
+        zt_refuse(s, env, ZT_EAUTH, "only a worker may send this");
         return;
     }
     if (env->body_case == ZT__ENVELOPE__BODY_REGISTER_WORKER) {
@@ -626,7 +485,7 @@ static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Env
         return;
     }
     if (!s->registered) {
-        refuse(s, env, ZT_EINVAL, "send Register first: this connection has not said which worker it is");
+        zt_refuse(s, env, ZT_EINVAL, "send Register first: this connection has not said which worker it is");
         return;
     }
     switch (env->body_case) {
@@ -637,6 +496,10 @@ static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Env
     case ZT__ENVELOPE__BODY_REPORT_EVENT: on_event(sh, s, env); break;
     case ZT__ENVELOPE__BODY_REPORT_TRACES: on_traces(sh, s, env); break;
     case ZT__ENVELOPE__BODY_REPORT_DTYPES: on_dtypes(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_SHARD_DONE: case ZT__ENVELOPE__BODY_GET_SHARDS: case ZT__ENVELOPE__BODY_CKPT_COMMIT:
+    case ZT__ENVELOPE__BODY_CKPT_REMOVED: case ZT__ENVELOPE__BODY_CKPT_FAILED: case ZT__ENVELOPE__BODY_RANK_LOADED:
+        zt_dispatch_ckpt(sh, s, env);
+        break;
     default: on_rank(sh, s, env); break;
     }
 }
@@ -644,11 +507,12 @@ static void from_worker(struct zt_shell *sh, struct zt_session *s, const Zt__Env
 static void from_client(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     if (zt_peer_role(s->peer) != ZT__ROLE__ROLE_CLIENT) {
-        refuse(s, env, ZT_EAUTH, "only a client may send this");
+        zt_refuse(s, env, ZT_EAUTH, "only a client may send this");
         return;
     }
     switch (env->body_case) {
-    case ZT__ENVELOPE__BODY_SUBMIT: on_submit(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_SUBMIT: zt_on_submit(sh, s, env); break;
+    case ZT__ENVELOPE__BODY_SET_CHECKPOINT: zt_on_set_checkpoint(sh, s, env); break;
     case ZT__ENVELOPE__BODY_CANCEL: on_cancel(sh, s, env); break;
     case ZT__ENVELOPE__BODY_SHUTDOWN: on_shutdown(sh, s, env); break;
     default: zt_readers_submit(sh->readers, s, env); break;
@@ -658,7 +522,7 @@ static void from_client(struct zt_shell *sh, struct zt_session *s, const Zt__Env
 void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env)
 {
     if (sh->stopping) {
-        refuse(s, env, ZT_EBUSY, "the coordinator is stopping");
+        zt_refuse(s, env, ZT_EBUSY, "the coordinator is stopping");
         return;
     }
     switch (env->body_case) {
@@ -667,17 +531,19 @@ void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *
     case ZT__ENVELOPE__BODY_REPORT_STEPS: case ZT__ENVELOPE__BODY_REPORT_FAILURE: case ZT__ENVELOPE__BODY_RANK_DONE:
     case ZT__ENVELOPE__BODY_LOG_APPEND: case ZT__ENVELOPE__BODY_REPORT_EVENT: case ZT__ENVELOPE__BODY_CHILD_EXITED:
     case ZT__ENVELOPE__BODY_REPORT_TRACES: case ZT__ENVELOPE__BODY_REPORT_DTYPES:
+    case ZT__ENVELOPE__BODY_SHARD_DONE: case ZT__ENVELOPE__BODY_GET_SHARDS: case ZT__ENVELOPE__BODY_CKPT_COMMIT:
+    case ZT__ENVELOPE__BODY_CKPT_REMOVED: case ZT__ENVELOPE__BODY_CKPT_FAILED: case ZT__ENVELOPE__BODY_RANK_LOADED:
         from_worker(sh, s, env);
         break;
     case ZT__ENVELOPE__BODY_SUBMIT: case ZT__ENVELOPE__BODY_CANCEL: case ZT__ENVELOPE__BODY_SHUTDOWN:
     case ZT__ENVELOPE__BODY_LIST_RUNS: case ZT__ENVELOPE__BODY_GET_RUN: case ZT__ENVELOPE__BODY_GET_METRICS:
     case ZT__ENVELOPE__BODY_GET_MEMORY: case ZT__ENVELOPE__BODY_GET_LOGS: case ZT__ENVELOPE__BODY_GET_EVENTS:
     case ZT__ENVELOPE__BODY_LIST_WORKERS: case ZT__ENVELOPE__BODY_GET_STATUS: case ZT__ENVELOPE__BODY_GET_TRACE:
-    case ZT__ENVELOPE__BODY_GET_DTYPES:
+    case ZT__ENVELOPE__BODY_GET_DTYPES: case ZT__ENVELOPE__BODY_LIST_CHECKPOINTS: case ZT__ENVELOPE__BODY_SET_CHECKPOINT:
         from_client(sh, s, env);
         break;
     default:
-        refuse(s, env, -(int)ZT__CODE__UNIMPLEMENTED, "zcoord does not answer this message");
+        zt_refuse(s, env, -(int)ZT__CODE__UNIMPLEMENTED, "zcoord does not answer this message");
         break;
     }
 }

@@ -23,8 +23,7 @@ static void free_info(struct zt_run_info *i)
     for (size_t k = 0; k < i->n_overrides; k++)
         free(i->overrides[k]);
     free(i->overrides);
-    free(i->text.yaml);
-    free(i->text.overrides);
+    zt_run_text_free(&i->text);
     free(i);
 }
 
@@ -50,8 +49,8 @@ int zt_run_info_add(struct zt_shell *sh, const struct zt_run_text *t, struct zt_
 {
     struct zt_run_info *i = calloc(1, sizeof *i);
     if (!i) {
-        free(t->yaml);
-        free(t->overrides);
+        struct zt_run_text gone = *t;
+        zt_run_text_free(&gone);
         return zt_fail(err, ZT_ENOMEM, "out of memory");
     }
     i->text = *t;
@@ -84,9 +83,11 @@ static int keep_submitted(struct zt_shell *sh, const struct zt_row_run *row, con
     snprintf(t.name, sizeof t.name, "%s", row->name);
     t.yaml = malloc(m->run_yaml.len + 1);
     t.overrides = strdup(q->overrides);
-    if (!t.yaml || !t.overrides) {
-        free(t.yaml);
-        free(t.overrides);
+    t.folder = strdup(q->run.saves.folder ? q->run.saves.folder : "");
+    t.source_folder = strdup(q->run.saves.source_folder ? q->run.saves.source_folder : "");
+    t.accept_batch_change = q->run.saves.accept_batch_change;
+    if (!t.yaml || !t.overrides || !t.folder || !t.source_folder) {
+        zt_run_text_free(&t);
         return zt_fail(err, ZT_ENOMEM, "out of memory");
     }
     memcpy(t.yaml, m->run_yaml.data, m->run_yaml.len);
@@ -95,6 +96,25 @@ static int keep_submitted(struct zt_shell *sh, const struct zt_row_run *row, con
 
 /* ------------------------------------------------------------------------------ desired state on the wire */
 struct wire_desired { Zt__Desired d; Zt__Assignment a; };
+
+static void checkpoints_to_wire(const struct zt_run_text *t, const struct zt_desired *from, Zt__Assignment *a)
+{
+    a->has_start_step = 1;
+    a->start_step = (uint64_t)from->start_step;
+    if (t->folder && t->folder[0])
+        a->checkpoint_folder = t->folder;
+    a->has_save_on_drain = 1;
+    a->save_on_drain = from->save_on_drain;
+    if (from->from == ZT_START_FRESH)
+        return;
+    a->resume_folder = from->from == ZT_START_OWN ? t->folder : t->source_folder;
+    a->has_resume_manifest = 1;
+    a->resume_manifest.data = (uint8_t *)(uintptr_t)from->manifest;
+    a->resume_manifest.len = sizeof from->manifest;
+    a->has_weights_only = a->has_accept_batch_change = 1;
+    a->weights_only = from->weights_only;
+    a->accept_batch_change = from->from == ZT_START_SOURCE && t->accept_batch_change;
+}
 
 static void to_wire(struct zt_shell *sh, const struct zt_desired *from, struct wire_desired *w)
 {
@@ -123,8 +143,8 @@ static void to_wire(struct zt_shell *sh, const struct zt_desired *from, struct w
     w->a.run_name = i->text.name;
     w->a.overrides = i->overrides;
     w->a.n_overrides = i->n_overrides;
-    w->a.has_start_step = w->a.has_workers_on_host = w->a.has_attempt = 1;
-    w->a.start_step = (uint64_t)from->start_step;
+    checkpoints_to_wire(&i->text, from, &w->a);
+    w->a.has_workers_on_host = w->a.has_attempt = 1;
     w->a.workers_on_host = (uint32_t)from->workers_on_host;
     w->a.attempt = from->attempt;
     w->a.has_init_timeout_seconds = w->a.has_term_grace_seconds = 1;
@@ -151,6 +171,37 @@ static void push_desired(struct zt_shell *sh, uint64_t session, const struct zt_
 }
 
 /* ------------------------------------------------------------------------------ replies */
+struct wire_shards { Zt__Shards s; Zt__ShardDone *list, **at; };
+
+static bool shards_to_wire(const struct zt_request *q, const struct zt_fx_reply *p, struct wire_shards *w)
+{
+    size_t n = (size_t)p->n_parts;
+    zt__shards__init(&w->s);
+    w->list = calloc(n + 1, sizeof *w->list);
+    w->at = calloc(n + 1, sizeof(Zt__ShardDone *));
+    if (!w->list || !w->at)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const struct zt_ckpt_part *from = &p->parts[i];
+        Zt__ShardDone *d = w->at[i] = &w->list[i];
+        zt__shard_done__init(d);
+        d->run_id = q->env->get_shards->run_id;
+        d->generation = q->env->get_shards->generation;
+        d->step = q->env->get_shards->step;
+        d->rank = (uint32_t)from->rank;
+        d->bytes = from->bytes;
+        d->index_sha256 = (ProtobufCBinaryData){ sizeof from->index, (uint8_t *)(uintptr_t)from->index };
+        d->parameter_hash = (ProtobufCBinaryData){ sizeof from->parameter_hash, (uint8_t *)(uintptr_t)from->parameter_hash };
+        d->state_hash = (ProtobufCBinaryData){ sizeof from->state_hash, (uint8_t *)(uintptr_t)from->state_hash };
+        d->has_stall_seconds = d->has_write_seconds = 1;
+        d->stall_seconds = from->stall_seconds;
+        d->write_seconds = from->write_seconds;
+    }
+    w->s.shards = w->at;
+    w->s.n_shards = n;
+    return true;
+}
+
 static void send_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
 {
     struct zt_request *q = zt_request_find(sh, p->request);
@@ -164,6 +215,8 @@ static void send_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
     Zt__CommId comm = ZT__COMM_ID__INIT;
     Zt__SubmitReply submitted = ZT__SUBMIT_REPLY__INIT;
     Zt__CancelReply cancelled = ZT__CANCEL_REPLY__INIT;
+    Zt__CkptCommitted committed = ZT__CKPT_COMMITTED__INIT;
+    struct wire_shards shards = { 0 };
     if (p->has_desired)
         to_wire(sh, &p->desired, &w);
     env.has_code = 1;
@@ -205,6 +258,19 @@ static void send_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
         cancelled.state = (char *)(uintptr_t)zt_run_state_name(p->state);
         env.body_case = ZT__ENVELOPE__BODY_CANCEL_REPLY;
         env.cancel_reply = &cancelled;
+    } else if (p->to == ZT_EV_GET_SHARDS) {
+        if (shards_to_wire(q, p, &shards)) {
+            env.body_case = ZT__ENVELOPE__BODY_SHARDS;
+            env.shards = &shards.s;
+        } else {
+            env.code = zt_code_to_wire(ZT_EBUSY);
+            env.message = (char *)(uintptr_t)"the coordinator is short of memory; ask again";
+        }
+    } else if (p->to == ZT_EV_CKPT_COMMIT) {
+        committed.remove = (int64_t *)(uintptr_t)p->remove;
+        committed.n_remove = (size_t)p->n_remove;
+        env.body_case = ZT__ENVELOPE__BODY_CKPT_COMMITTED;
+        env.ckpt_committed = &committed;
     } else {
         ack.has_seq = p->to == ZT_EV_STEPS;
         ack.seq = p->seq;
@@ -213,7 +279,15 @@ static void send_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
     }
     if (!q->answered)
         zt_answer(sh, q->session, q->wire_id, &env);
+    free(shards.list);
+    free(shards.at);
     zt_request_end(sh, p->request);
+}
+
+static void free_waiting(struct zt_wait_reply *w)
+{
+    free(w->parts);
+    free(w);
 }
 
 static void release_replies(struct zt_shell *sh)
@@ -224,7 +298,7 @@ static void release_replies(struct zt_shell *sh)
         if (!sh->waiting)
             sh->waiting_last = &sh->waiting;
         send_reply(sh, &w->reply);
-        free(w);
+        free_waiting(w);
     }
 }
 
@@ -249,9 +323,16 @@ static void queue_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
         return;
     }
     struct zt_wait_reply *w = malloc(sizeof *w);
-    if (!w)
+    size_t bytes = (size_t)p->n_parts * sizeof *p->parts;
+    struct zt_ckpt_part *parts = w && bytes ? malloc(bytes) : NULL;
+    if (!w || (bytes && !parts)) {
+        free(w);
         return; /* unanswered: the caller asks again, its key or its numbers make that safe */
+    }
+    if (bytes)
+        memcpy(parts, p->parts, bytes);
     w->reply = *p;
+    w->reply.parts = w->parts = parts;
     w->next = NULL;
     *sh->waiting_last = w;
     sh->waiting_last = &w->next;
@@ -299,6 +380,10 @@ static void add_row(struct zt_shell *sh, struct zt_batch *b, const struct zt_eff
     case ZT_FX_ROW_WORKER: zt_batch_worker(b, &e->u.worker); break;
     case ZT_FX_ROW_KEY: zt_batch_key(b, &e->u.key); break;
     case ZT_FX_ROW_EVENT: zt_batch_event(b, &e->u.event, -1); break;
+    case ZT_FX_ROW_CKPT: zt_batch_ckpt(b, &e->u.ckpt); break;
+    case ZT_FX_ROW_CKPT_GONE: zt_batch_ckpt_gone(b, e->u.ckpt.run_id, e->u.ckpt.step); break;
+    case ZT_FX_ROW_PART: zt_batch_part(b, &e->u.part); break;
+    case ZT_FX_CKPT_SET: zt_batch_ckpt_set(b, e->u.ckpt_set.run_id, e->u.ckpt_set.step, e->u.ckpt_set.what, e->u.ckpt_set.message); break;
     case ZT_FX_STORE_STEPS:
         q = zt_request_find(sh, e->u.steps.request);
         ZT_ASSERT(q && q->env && q->env->body_case == ZT__ENVELOPE__BODY_REPORT_STEPS);
@@ -436,7 +521,7 @@ void zt_effects_end(struct zt_shell *sh)
 {
     for (struct zt_wait_reply *w = sh->waiting, *next; w; w = next) {
         next = w->next;
-        free(w);
+        free_waiting(w);
     }
     sh->waiting = NULL;
     sh->waiting_last = &sh->waiting;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/machine.c: the machine's frame: tables, effects, dispatch, invariants. Its rules live
  * in machine_run.c (runs), machine_place.c (scheduler), machine_worker.c (workers),
- * machine_recover.c (a start). Ownership and thread rule: machine.h.
+ * machine_ckpt.c (checkpoints), machine_recover.c (a start). Ownership and thread rule: machine.h.
  *
  * Invariants. zt_machine_check asserts those that one state can show (*); the simulation asserts
  * the rest over histories. 1* A run has at most one live generation, and each formation uses a
@@ -19,7 +19,13 @@
  * CANCELLED. 11* A communicator id is written once per (run, generation, group, index); it is a
  * secret, lives in memory only and goes when the run is RUNNING or its generation ends. 12  A pause
  * of the coordinator is nobody's silence: time limits count active time only, and no worker is
- *     declared lost or hung within lost_ms after a pause.
+ *     declared lost or hung within lost_ms after a pause. 13* A save belongs to the live generation,
+ * and its row counts the parts that are in. 14* A step is COMMITTED only with all parts in, of one
+ * generation, and the step rows of every rank up to it durable; it is set once, and leaves that
+ * state only for CORRUPT or DELETING. 15* Nothing is let go that a run which has not ended goes on
+ * from or may have to, nothing pinned, and never the last verified one. 16* A generation begins
+ * from the newest COMMITTED step of its run, else from the run's source; a run that has saved
+ * never begins anew by itself.
  *
  * Runs. Arrows name the functions that take them.
  *
@@ -276,10 +282,11 @@ void zt_effects_free(struct zt_effects *fx) {
  * transition. A worker or rank yields at most rank, failure and worker rows, three events, a push;
  * a run at most its rows, two passes of state events and a reply. */
 static int reserve(const struct zt_machine *m, const struct zt_event *ev, struct zt_effects *fx) {
-    size_t need = 64 + 12 * (size_t)(m->n_workers + m->n_runs + 2) + (size_t)m->n_waiters;
+    size_t need = 128 + ZT_CKPT_REMOVE_MAX + (12 + 3 * MC_SAVES_MAX) * (size_t)(m->n_runs + 2) + 12 * (size_t)m->n_workers +
+                  (size_t)m->n_waiters;
     if (ev->kind == ZT_EV_START) {
         const struct zt_recovery *r = ev->u.start.recovery;
-        need += r ? 12 * (r->n_runs + r->n_ranks + r->n_workers) : 0;
+        need += r ? (12 + 3 * MC_SAVES_MAX) * (r->n_runs + r->n_ranks + r->n_workers) : 0;
     }
     fx->n = 0;
     if (need <= fx->cap) return 0;
@@ -463,6 +470,12 @@ int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now
         case ZT_EV_FAILURE:
         case ZT_EV_RANK_DONE:
         case ZT_EV_CHILD_EXITED:
+        case ZT_EV_SHARD_DONE:
+        case ZT_EV_GET_SHARDS:
+        case ZT_EV_CKPT_COMMIT:
+        case ZT_EV_CKPT_REMOVED:
+        case ZT_EV_CKPT_FAILED:
+        case ZT_EV_RANK_LOADED:
             mc_on_rank(m, ev);
             break;
         case ZT_EV_SUBMIT:
@@ -473,6 +486,9 @@ int zt_machine_step(struct zt_machine *m, const struct zt_event *ev, int64_t now
             break;
         case ZT_EV_WORKER_SET:
             mc_on_worker_set(m, ev);
+            break;
+        case ZT_EV_CKPT_SET:
+            mc_on_ckpt_set(m, ev);
             break;
         }
     finish_step(m);
@@ -528,7 +544,10 @@ struct zt_machine *zt_machine_new(const struct zt_machine_config *c) {
 }
 void zt_machine_free(struct zt_machine *m) {
     if (!m) return;
-    for (int i = 0; i < m->n_runs; i++) free(m->runs[i].ranks);
+    for (int i = 0; i < m->n_runs; i++) {
+        free(m->runs[i].ranks);
+        mc_ckpt_free(&m->runs[i]);
+    }
     free(m->workers);
     free(m->hash);
     free(m->touched);
@@ -608,6 +627,7 @@ bool zt_machine_rank_at(const struct zt_machine *m, int run, int rank, int64_t n
     v->step = k->step;
     return true;
 }
+bool zt_machine_has_key(const struct zt_machine *m, const uint8_t *key) { return mc_find_key(m, key) != NULL; }
 uint64_t zt_machine_txn(const struct zt_machine *m) { return m->txn; }
 uint64_t zt_machine_durable(const struct zt_machine *m) { return m->durable; }
 
@@ -639,6 +659,7 @@ static const char *check_run(const struct zt_machine *m, int i) {
 const char *zt_machine_check(const struct zt_machine *m) {
     for (int i = 0; i < m->n_runs; i++) {
         const char *broken = m->runs[i].used ? check_run(m, i) : NULL;
+        if (!broken && m->runs[i].used) broken = mc_ckpt_check(m, &m->runs[i]);
         if (broken) return broken;
     }
     for (int i = 0; i < m->n_workers; i++) {

@@ -30,10 +30,14 @@
  *    supervisor.
  *  - Nothing that came over an older connection is obeyed once a newer one has registered.
  *  - A child it holds is named in Register and in every beat until ChildExited of it was acknowledged.
- *  - Step reports of one rank and generation go in ascending order without gaps; a batch holds one rank of one
- *    generation. A batch beyond the next missing step is refused (ZT_EBUSY, naming that step): send the oldest
+ *  - Step reports of one rank and generation go in ascending order without gaps, from the step after the one
+ *    it began from; a batch holds one rank of one generation. A batch beyond the next missing step is refused (ZT_EBUSY, naming that step): send the oldest
  *    unacknowledged ones first. RankDone, ReportFailure and ChildExited are sent until acknowledged, in that
  *    order, behind the step reports.
+ *  - Of a save: every rank's SHARD_DONE, each behind its step reports up to that step; rank 0's GET_SHARDS, which
+ *    waits until all parts are in; its CKPT_COMMIT, tried again on ZT_EBUSY. ZT_ECANCELLED: a rank could not save
+ *    this step. The steps that the answer to a commit names are removed, each followed by CKPT_REMOVED; naming one
+ *    again is no error.
  *  - ZT_CODE_STALE: drop what was sent. ZT_CODE_SUPERSEDED: another process took this worker's name; exit.
  *
  * Ownership: events borrow their pointers for the call; effects hold their strings inline. Memory of the
@@ -57,6 +61,8 @@
 #define ZT_HASH_MAX 32
 #define ZT_COMM_ID_BYTES 128
 #define ZT_COMM_GROUP_MAX 31
+#define ZT_CKPT_MESSAGE_MAX 255
+#define ZT_CKPT_REMOVE_MAX 32      /* steps that one commit lets go */
 
 /* In replies, beside 0 and enum zt_code: negative of proto's Code. */
 #define ZT_CODE_STALE (-24)
@@ -84,6 +90,18 @@ enum zt_trainer_phase { /* = proto's TrainerPhase */
 enum zt_activity { ZT_ACT_STEP = 0, ZT_ACT_LONG = 1 }; /* LONG: evaluation, saving, loading: first_step's limit */
 enum zt_desired_action { ZT_DESIRED_IDLE = 0, ZT_DESIRED_START = 1, ZT_DESIRED_RUN = 2, ZT_DESIRED_ABORT = 3, ZT_DESIRED_EXIT = 4 };
 
+/* Of a checkpoint. Stored as numbers: never reuse one. */
+enum zt_ckpt_state {
+    ZT_CKPT_WRITING = 1,   /* parts come in */
+    ZT_CKPT_COMMITTED = 2, /* all of it is durable; the only state that anything goes on from */
+    ZT_CKPT_CORRUPT = 3,   /* was committed; its bytes are not what was written */
+    ZT_CKPT_DELETING = 4,  /* let go; its files may be there in part */
+    ZT_CKPT_FAILED = 5,    /* a rank could not save it, or its generation ended before */
+};
+/* What a generation begins from. Stored as numbers. */
+enum zt_start { ZT_START_FRESH = 0, ZT_START_OWN = 1 /* a checkpoint of the run itself */, ZT_START_SOURCE = 2 /* run_config.source */ };
+
+const char *zt_ckpt_state_name(enum zt_ckpt_state s);     /* "COMMITTED"; never NULL */
 const char *zt_run_state_name(enum zt_run_state s);       /* "RUNNING"; never NULL */
 const char *zt_worker_state_name(enum zt_worker_state s); /* "IDLE"; never NULL */
 bool zt_run_state_terminal(enum zt_run_state s);
@@ -112,6 +130,13 @@ struct zt_machine_config {
 };
 void zt_machine_config_default(struct zt_machine_config *c);
 
+/* A checkpoint of another run to begin from, resolved at submit. */
+struct zt_run_source {
+    char run_id[ZT_RUN_ID_MAX + 1]; /* "" = none */
+    int64_t step;
+    uint8_t manifest[32];       /* SHA-256 */
+    bool weights_only;          /* step, moments, schedule and data begin anew */
+};
 /* What the machine needs to know of a run; the shell fills it from core/spec.h. */
 struct zt_run_config {
     int priority;               /* 0..100, higher first */
@@ -126,6 +151,11 @@ struct zt_run_config {
     double backoff_initial, backoff_max;                     /* seconds */
     double start, first_step, progress /* 0 = auto */, term_grace, time_limit, queue, comm_init; /* seconds; 0 = none
                                                                 for time_limit and queue */
+    bool saves;                 /* it makes checkpoints */
+    bool on_preempt;            /* one more when a worker of it drains */
+    int64_t keep_latest_k, keep_every; /* 0 = all; 0 = none of them */
+    int no_progress_limit;      /* generations in a row without a new checkpoint; 0 = no limit */
+    struct zt_run_source source;
 };
 struct zt_machine;
 /* NULL only when memory is short. c == NULL: defaults. */
@@ -150,6 +180,9 @@ struct zt_row_run { /* key run_id; the blobs of `request` (when not 0) belong to
     int32_t workers;            /* 0 until the first allocation */
     struct zt_mesh mesh;        /* valid when workers > 0 */
     int64_t best_step;          /* furthest step that all ranks of a generation have reported */
+    int64_t saved_step;         /* highest step ever committed as a checkpoint; 0 = none */
+    uint32_t no_progress;       /* generations in a row that committed none beyond saved_step */
+    bool source_corrupt;        /* config.source was found damaged */
     int64_t submitted_ms, started_ms /* first RUNNING */, ended_ms;
     char parameter_hash[ZT_HASH_MAX + 1]; /* set when SUCCEEDED */
     char detail[ZT_MESSAGE_MAX + 1]; /* pending reason, or why it stopped */
@@ -164,8 +197,10 @@ struct zt_row_attempt { /* key run_id, generation: a formation and how it ended 
     int32_t rank;               /* root cause; -1 = none */
     char worker_id[ZT_WORKER_ID_MAX + 1], message[ZT_MESSAGE_MAX + 1];
     int64_t last_step, steps_redone; /* last step any rank finished; steps of it that earlier ones had done */
+    enum zt_start from;
+    int64_t start_step;         /* of the checkpoint it began from; 0 = none */
     bool counted;
-    double detect_seconds, stop_seconds, start_seconds, form_seconds; /* < 0 = not measured */
+    double detect_seconds, stop_seconds, start_seconds, form_seconds, load_seconds; /* < 0 = not measured */
 };
 struct zt_row_rank { /* key run_id, generation, rank: the assignment and the lease */
     char run_id[ZT_RUN_ID_MAX + 1];
@@ -202,9 +237,34 @@ struct zt_row_worker { /* key worker_id */
     int32_t rank, local_rank;
     int64_t at_ms;
 };
+struct zt_row_ckpt { /* key run_id, step */
+    char run_id[ZT_RUN_ID_MAX + 1];
+    int64_t step;
+    uint32_t generation;        /* that saved it */
+    enum zt_ckpt_state state;
+    int32_t world;              /* parts it has */
+    struct zt_mesh mesh;
+    uint8_t manifest[32];       /* SHA-256; zero until committed */
+    int64_t bytes;              /* of the parts that are in */
+    int64_t created_ms, committed_ms;
+    bool pinned;
+    bool verified;              /* read back whole: by the ranks before the commit, or by somebody since */
+    double stall_seconds, write_seconds; /* highest of the parts that are in */
+    char parameter_hash[ZT_HASH_MAX + 1], state_hash[ZT_HASH_MAX + 1];
+    char message[ZT_CKPT_MESSAGE_MAX + 1]; /* why CORRUPT or FAILED */
+};
+/* One rank's part of a checkpoint that is WRITING: key run_id, step, rank. Gone with that state. */
+struct zt_ckpt_part {
+    int32_t rank;               /* -1 = not in */
+    int64_t bytes;
+    uint8_t index[32];          /* SHA-256 of its index file */
+    uint8_t parameter_hash[16], state_hash[16]; /* its share of the sums, little-endian */
+    double stall_seconds, write_seconds;
+};
+struct zt_row_part { char run_id[ZT_RUN_ID_MAX + 1]; int64_t step; uint32_t generation; struct zt_ckpt_part part; };
 struct zt_row_key { /* key: a mutating client request that was accepted */
     uint8_t key[16];
-    char verb[8];               /* "submit", "cancel" */
+    char verb[8];               /* "submit", "cancel", "ckpt" */
     char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1];
     int64_t at_ms;
 };
@@ -227,6 +287,11 @@ enum zt_event_kind {
     ZT_EV_REGISTER, ZT_EV_BEAT, ZT_EV_RANK_READY, ZT_EV_RANK_IN_COMM, ZT_EV_COMM_PUT, ZT_EV_COMM_GET,
     ZT_EV_STEPS, ZT_EV_FAILURE, ZT_EV_RANK_DONE, ZT_EV_CHILD_EXITED,
     ZT_EV_SUBMIT, ZT_EV_CANCEL, ZT_EV_WORKER_SET,
+    ZT_EV_SHARD_DONE, ZT_EV_GET_SHARDS, ZT_EV_CKPT_COMMIT, ZT_EV_CKPT_REMOVED, ZT_EV_CKPT_FAILED, ZT_EV_RANK_LOADED,
+    ZT_EV_CKPT_SET,
+};
+enum zt_ckpt_set { /* = proto's SetCheckpoint.What */
+    ZT_SET_PIN = 1, ZT_SET_UNPIN = 2, ZT_SET_VERIFIED = 3, ZT_SET_CORRUPT = 4, ZT_SET_DELETE = 5, ZT_SET_DELETED = 6,
 };
 struct zt_recovery { /* everything that was durable; pointers are borrowed */
     uint64_t epoch;
@@ -239,6 +304,8 @@ struct zt_recovery { /* everything that was durable; pointers are borrowed */
     const int64_t *key_age_ms;           /* beside keys */
     const int64_t *run_age_ms;           /* beside runs: since submitted */
     const int64_t *run_started_age_ms;   /* beside runs: since started_ms, -1 = never */
+    const struct zt_row_ckpt *ckpts;     size_t n_ckpts;    /* of those runs, by step within a run */
+    const struct zt_row_part *parts;     size_t n_parts;    /* of those that are WRITING */
     uint64_t last_order;                 /* highest `order` of any run ever */
 };
 struct zt_on_child { char const *run_id; uint32_t generation; int32_t rank; }; /* run_id NULL or "" = none */
@@ -279,6 +346,7 @@ struct zt_event {
             const uint8_t *key;  /* 16 bytes */
             const char *run_id;  /* fresh, made by the shell; unused when the key is a repeat */
             const char *name; const struct zt_run_config *config;
+            uint64_t read_txn;   /* durable when config->source was looked up */
         } submit;
         struct {
             const uint8_t *key; const char *run_id; /* resolved by the shell */
@@ -286,6 +354,20 @@ struct zt_event {
             bool now;
         } cancel;
         struct { const char *worker_id; uint32_t set, clear; } worker_set; /* CORDONED, DRAINING, QUARANTINED */
+        struct { int64_t step; struct zt_ckpt_part part; /* rank: at.rank */ } shard;
+        struct {
+            int64_t step;        /* GET_SHARDS, CKPT_REMOVED: this alone */
+            int64_t bytes; const uint8_t *manifest; /* 32 bytes */
+            const char *parameter_hash, *state_hash; /* hex; "" = not given */
+            bool adopted;
+        } commit;
+        struct { int64_t step; const char *message; bool disk_full; } ckpt_failed;
+        struct { int64_t step; double seconds; /* NAN = not measured */ int64_t bytes, memory_bytes; } loaded;
+        struct {
+            const uint8_t *key; const char *run_id; int64_t step; enum zt_ckpt_set what; const char *message;
+            uint64_t read_txn;   /* durable when what follows was read; used only when the run is not live here */
+            bool found; enum zt_ckpt_state state; bool pinned; int others; /* verified and committed ones beside it */
+        } ckpt_set;
     } u;
 };
 
@@ -293,6 +375,10 @@ struct zt_event {
 enum zt_effect_kind {
     ZT_FX_ROW_RUN = 1, ZT_FX_ROW_ATTEMPT, ZT_FX_ROW_RANK, ZT_FX_ROW_FAILURE, ZT_FX_ROW_WORKER, ZT_FX_ROW_KEY,
     ZT_FX_ROW_EVENT,
+    ZT_FX_ROW_CKPT,     /* also drops its parts, once it is not WRITING */
+    ZT_FX_ROW_CKPT_GONE, /* the row goes; u.ckpt has its key */
+    ZT_FX_ROW_PART,
+    ZT_FX_CKPT_SET,     /* a change to a row of a run that is not live */
     ZT_FX_STORE_STEPS,  /* write the batch of `request` into this transaction */
     ZT_FX_REPLY, ZT_FX_DESIRED,
 };
@@ -300,8 +386,8 @@ struct zt_desired {
     enum zt_desired_action action;
     char run_id[ZT_RUN_ID_MAX + 1]; uint32_t generation; int32_t rank;
     /* START and RUN: the assignment; the shell adds run.yaml, name and overrides by run_id */
-    int32_t local_rank, workers_on_host, world; struct zt_mesh mesh; uint32_t attempt; int64_t start_step;
-    double init_timeout_seconds, term_grace_seconds;
+    int32_t local_rank, workers_on_host, world; struct zt_mesh mesh; uint32_t attempt; double init_timeout_seconds, term_grace_seconds;
+    enum zt_start from; int64_t start_step; uint8_t manifest[32]; bool weights_only, save_on_drain;
 };
 struct zt_fx_reply {
     uint64_t request, after_txn;
@@ -313,6 +399,8 @@ struct zt_fx_reply {
     char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1]; /* SUBMIT, CANCEL */
     enum zt_run_state state; uint32_t position; /* SUBMIT (position 1 = next), CANCEL */
     char message[ZT_MESSAGE_MAX + 1]; /* refusals; SUBMIT: the pending reason */
+    const struct zt_ckpt_part *parts; int n_parts; /* GET_SHARDS: of the machine, until its next step */
+    int64_t remove[ZT_CKPT_REMOVE_MAX]; int n_remove; /* CKPT_COMMIT */
 };
 struct zt_effect {
     enum zt_effect_kind kind;
@@ -320,6 +408,8 @@ struct zt_effect {
     union {
         struct zt_row_run run; struct zt_row_attempt attempt; struct zt_row_rank rank; struct zt_row_failure failure;
         struct zt_row_worker worker; struct zt_row_key key; struct zt_row_event event;
+        struct zt_row_ckpt ckpt; struct zt_row_part part;
+        struct { char run_id[ZT_RUN_ID_MAX + 1]; int64_t step; enum zt_ckpt_set what; char message[ZT_CKPT_MESSAGE_MAX + 1]; } ckpt_set;
         struct { uint64_t request; char run_id[ZT_RUN_ID_MAX + 1]; uint32_t generation; int32_t rank; } steps;
         struct zt_fx_reply reply;
         struct { uint64_t session; char worker_id[ZT_WORKER_ID_MAX + 1]; struct zt_desired desired; } desired; /* push */
@@ -348,6 +438,8 @@ int zt_machine_runs(const struct zt_machine *m); /* not ended, or ended and not 
 void zt_machine_run_at(const struct zt_machine *m, int i, struct zt_run_view *v);
 /* The rank's live view; false past the world or without an allocation. */
 bool zt_machine_rank_at(const struct zt_machine *m, int run, int rank, int64_t now_ns, struct zt_worker_view *v);
+/* A request with this key (16 bytes) was taken and is remembered. */
+bool zt_machine_has_key(const struct zt_machine *m, const uint8_t *key);
 uint64_t zt_machine_txn(const struct zt_machine *m);     /* newest transaction issued */
 uint64_t zt_machine_durable(const struct zt_machine *m);
 /* Asserts every invariant numbered in machine.c; returns NULL or the text of a broken one. */

@@ -10,7 +10,9 @@
 enum mc_plant {
     MC_PLANT_NONE = 0, MC_PLANT_ACK_EARLY, MC_PLANT_NO_GENERATION_CHECK, MC_PLANT_REUSE_GENERATION,
     MC_PLANT_START_EARLY, MC_PLANT_FREE_EARLY, MC_PLANT_DONE_EARLY, MC_PLANT_COMM_OVERWRITE,
-    MC_PLANT_FORGET_KEYS, MC_PLANT_NO_LOSS, MC_PLANT_COUNT,
+    MC_PLANT_FORGET_KEYS, MC_PLANT_NO_LOSS,
+    MC_PLANT_COMMIT_EARLY, MC_PLANT_RESUME_WRITING, MC_PLANT_KEEP_NOTHING, MC_PLANT_FORGET_PARTS, MC_PLANT_FRESH_START,
+    MC_PLANT_COMMIT_WITHOUT_ROWS, MC_PLANT_COUNT,
 };
 #ifdef ZT_MACHINE_PLANTS
 extern int zt_machine_plant;
@@ -23,6 +25,8 @@ extern int zt_machine_plant;
 #define MC_SECOND 1000000000LL
 #define MC_OLD_INCARNATIONS 4
 #define MC_ENDED 64
+#define MC_SAVES_MAX 8           /* checkpoints of a run that are WRITING at once; two are normal at the end of a run */
+#define MC_FAILED_KEPT 8         /* rows of failed saves kept per run */
 
 struct mc_rank {
     struct zt_row_rank row;      /* the durable part */
@@ -31,6 +35,8 @@ struct mc_rank {
     bool seen;                   /* a child of this generation was reported alive */
     bool ready, in_comm, back;   /* back: reattached after a start of the coordinator */
     bool failed;                 /* has a failure row */
+    bool drained;                /* ended as asked, with the others to follow */
+    bool loaded;                 /* goes on from the generation's checkpoint */
     enum zt_activity activity;
     int64_t step;                /* last finished step heard of */
     int64_t progress_at;         /* of its last progress, or when we began to watch it */
@@ -38,6 +44,13 @@ struct mc_rank {
     int64_t have;                /* steps 1..have were handed to the store */
     uint64_t have_txn;
 };
+struct mc_ckpt {
+    struct zt_row_ckpt row;
+    struct zt_ckpt_part *parts;  /* row.world of them while WRITING, else NULL */
+    int n_in;
+    uint64_t request;            /* rank 0 waits for the parts; 0 = it does not */
+};
+struct mc_start { enum zt_start from; int64_t step; const uint8_t *manifest; bool weights_only; };
 struct mc_run {
     bool used, dirty, attempt_dirty;
     struct zt_row_run row;
@@ -55,7 +68,14 @@ struct mc_run {
     int64_t gen_step;            /* furthest step in this generation */
     int64_t evidence_at;         /* when gen_step last grew */
     double ewma_ns;              /* of one step; 0 = not known */
+    struct mc_ckpt *ckpts; int n_ckpts, cap_ckpts; /* by step */
+    int64_t save_floor;          /* highest step that this generation has begun to save */
+    bool committed;              /* this generation has committed beyond what there was */
+    bool waits;                  /* rank 0 has waited for parts */
+    uint64_t ckpt_txn;           /* of the newest change to a checkpoint row */
+    struct { bool on; int rank; int64_t at; } drain; /* a worker of it drains: the ranks are stopping by themselves */
 };
+struct mc_changed { char run_id[ZT_RUN_ID_MAX + 1]; uint64_t txn; }; /* checkpoints of a run that is not live */
 struct mc_child { bool any; char run_id[ZT_RUN_ID_MAX + 1]; uint32_t generation; int32_t rank; };
 struct mc_told { int action; uint32_t generation; char run_id[ZT_RUN_ID_MAX + 1]; };
 struct mc_worker {
@@ -97,6 +117,7 @@ struct zt_machine {
     struct mc_comm *comms; int n_comms, max_comms;
     struct mc_waiter *waiters; int n_waiters, max_waiters;
     struct mc_ended ended[MC_ENDED]; int n_ended;
+    struct mc_changed changed[MC_ENDED]; int n_changed;
     struct zt_slot *slots; int *scratch, *order_buf, *queue; /* of the scheduler */
 };
 
@@ -138,6 +159,12 @@ void mc_committed_run(struct zt_machine *m, struct mc_run *r);
 void mc_drop_comms(struct zt_machine *m, const struct mc_run *r, const char *why);
 void mc_on_submit(struct zt_machine *m, const struct zt_event *ev);
 void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev);
+void mc_end_without_start(struct zt_machine *m, struct mc_run *r); /* FAILED: mc_pick_start found none */
+struct mc_key *mc_find_key(const struct zt_machine *m, const uint8_t *key);
+void mc_store_key(struct zt_machine *m, const uint8_t *key, const char *verb, const char *run_id, const char *name);
+/* A worker of it drains: its ranks stop by themselves behind a checkpoint, within term_grace. */
+void mc_begin_drain(struct zt_machine *m, struct mc_run *r, int rank);
+void mc_drained(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, const char *text);
 int64_t mc_backoff(const struct mc_run *r);
 int mc_laggard(const struct zt_machine *m, const struct mc_run *r);
 bool mc_worker_silent(const struct zt_machine *m, const struct mc_worker *w);
@@ -158,6 +185,24 @@ void mc_on_disconnected(struct zt_machine *m, const struct zt_event *ev);
 void mc_on_worker_set(struct zt_machine *m, const struct zt_event *ev);
 void mc_on_rank(struct zt_machine *m, const struct zt_event *ev); /* READY .. CHILD_EXITED, COMM, STEPS */
 void mc_tick_worker(struct zt_machine *m, int w);
+
+/* machine_ckpt.c: what is saved, and what a generation goes on from */
+int64_t mc_base(const struct mc_run *r);       /* the step this generation goes on after */
+/* False: what there was is damaged, and a fresh start would be a silent loss. */
+bool mc_pick_start(const struct mc_run *r, struct mc_start *s);
+void mc_start_of(const struct mc_run *r, struct mc_start *s); /* what the live generation began from */
+void mc_say_no_start(const struct mc_run *r, char *text, size_t n);
+void mc_on_ckpt(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r); /* SHARD_DONE .. RANK_LOADED */
+void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev);
+void mc_ckpt_steps(struct zt_machine *m, struct mc_run *r); /* more step rows are with the store */
+void mc_ckpt_stopping(struct zt_machine *m, struct mc_run *r); /* nobody waits for parts any more */
+void mc_ckpt_ended(struct zt_machine *m, struct mc_run *r); /* every trainer is gone: what was WRITING failed */
+void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message); /* what it began from is damaged */
+bool mc_source_changed(struct zt_machine *m, const struct zt_run_source *s, uint64_t read_txn, char *why, size_t n);
+void mc_note_changed(struct zt_machine *m, const char *run_id, uint64_t txn);
+int mc_ckpt_recover(struct mc_run *r, const struct zt_recovery *rec); /* 0 or ZT_ENOMEM */
+void mc_ckpt_free(struct mc_run *r);
+const char *mc_ckpt_check(const struct zt_machine *m, const struct mc_run *r);
 
 /* machine_recover.c */
 int mc_on_start(struct zt_machine *m, const struct zt_event *ev); /* fails before it changes anything */

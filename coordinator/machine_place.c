@@ -122,7 +122,7 @@ static void say_need(struct zt_machine *m, struct mc_run *r, int need, const str
 static void assign_rank(struct zt_machine *m, struct mc_run *r, int rank, int w) {
     struct mc_rank *k = &r->ranks[rank];
     struct mc_worker *worker = &m->workers[w];
-    *k = (struct mc_rank){.worker = w, .progress_at = m->now};
+    *k = (struct mc_rank){.worker = w, .progress_at = m->now, .have = mc_base(r), .step = mc_base(r)};
     mc_copy(k->row.run_id, sizeof k->row.run_id, r->row.run_id);
     k->row.generation = r->row.generation;
     k->row.rank = rank;
@@ -180,7 +180,7 @@ static void warn_of_split_tensor_group(struct zt_machine *m, const struct mc_run
 /* One transaction: generation + 1, every rank assigned, every worker leased. Nobody is told before
  * its commit. */
 static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct zt_mesh mesh,
-                     int idle) {
+                     int idle, const struct mc_start *start) {
     if (zt_schedule_place(m->slots, idle, mesh, m->order_buf, m->scratch)) return false;
     struct mc_rank *ranks = calloc((size_t)world, sizeof *ranks);
     if (!ranks) return false;
@@ -193,12 +193,9 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
     r->row.generation = newest + !(MC_PLANTED(MC_PLANT_REUSE_GENERATION) && newest > 0);
     r->row.attempt++;
     r->n_failures = 0;
-    r->gen_step = 0;
     r->ewma_ns = 0;
     r->pending.on = false;
     r->evidence_at = m->now;
-    for (int i = 0; i < world; i++) assign_rank(m, r, i, m->slots[m->order_buf[i]].index);
-    number_on_hosts(r);
     r->attempt = (struct zt_row_attempt){.generation = r->row.generation,
                                          .attempt = r->row.attempt,
                                          .world = world,
@@ -207,8 +204,15 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
                                          .detect_seconds = -1,
                                          .stop_seconds = -1,
                                          .start_seconds = -1,
-                                         .form_seconds = -1};
+                                         .form_seconds = -1,
+                                         .load_seconds = -1,
+                                         .from = start->from,
+                                         .start_step = start->step};
     mc_copy(r->attempt.run_id, sizeof r->attempt.run_id, r->row.run_id);
+    r->gen_step = r->save_floor = mc_base(r);
+    r->committed = r->waits = r->drain.on = false;
+    for (int i = 0; i < world; i++) assign_rank(m, r, i, m->slots[m->order_buf[i]].index);
+    number_on_hosts(r);
     mc_dirty_attempt(m, r);
     r->row.detail[0] = 0;
     mc_set_state(m, r, ZT_RUN_ALLOCATING);
@@ -221,13 +225,18 @@ static bool try_run(struct zt_machine *m, struct mc_run *r) {
     struct census n = count_workers(m, &r->row.config);
     bool fills = r->row.workers == 0 && r->row.config.workers == 0;
     struct zt_mesh mesh;
+    struct mc_start start;
+    if (!mc_pick_start(r, &start)) {
+        mc_end_without_start(m, r);
+        return false;
+    }
     int world = world_for(r, n.idle, &mesh);
     if (fills && world > 0 && !mc_elapsed(m, m->fresh_at, m->c.settle_ms)) {
         say(m, r, "workers are still registering");
         return true;
     }
     if (world > 0 && world <= n.idle) {
-        if (allocate(m, r, world, mesh, n.idle)) return false;
+        if (allocate(m, r, world, mesh, n.idle, &start)) return false;
         say(m, r, "the coordinator is out of memory; it tries again");
         return true;
     }

@@ -36,6 +36,7 @@ static void recover_key(struct zt_machine *m, const struct zt_row_key *row, int6
 static void recover_rank(struct zt_machine *m, struct mc_run *r, const struct zt_row_rank *row,
                          int64_t step) {
     struct mc_rank *k = &r->ranks[row->rank];
+    if (step < mc_base(r)) step = mc_base(r); /* none reported yet */
     *k = (struct mc_rank){.row = *row,
                           .worker = -1,
                           .progress_at = m->now,
@@ -114,10 +115,15 @@ static void resume_run(struct zt_machine *m, struct mc_run *r) {
         break;
     }
 }
+/* `made` holds what needed memory: the ranks and the checkpoints. */
 static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, size_t i,
-                        struct mc_rank *ranks) {
+                        const struct mc_run *made) {
     const struct zt_row_run *row = &rec->runs[i];
     struct mc_run *r = mc_new_run(m);
+    r->ckpts = made->ckpts;
+    r->n_ckpts = made->n_ckpts;
+    r->cap_ckpts = made->cap_ckpts;
+    r->save_floor = made->save_floor;
     r->row = *row;
     r->row.request = 0;
     r->state_at = m->now;
@@ -129,10 +135,14 @@ static void recover_run(struct zt_machine *m, const struct zt_recovery *rec, siz
             rec->attempts[k].generation == row->generation)
             r->attempt = rec->attempts[k];
     if (!has_generation(row->state)) return;
-    r->ranks = ranks;
+    r->ranks = made->ranks;
     r->world = row->workers;
     mc_copy(r->attempt.run_id, sizeof r->attempt.run_id, row->run_id);
     r->attempt.generation = row->generation;
+    if (r->save_floor < mc_base(r)) r->save_floor = mc_base(r);
+    r->gen_step = mc_base(r);
+    for (int k = 0; k < r->n_ckpts; k++) /* refilled by it, as it was before the start */
+        r->committed |= r->ckpts[k].row.generation == row->generation && r->ckpts[k].row.step == row->saved_step;
     recover_ranks(m, r, rec);
 }
 int mc_on_start(struct zt_machine *m, const struct zt_event *ev) {
@@ -140,14 +150,19 @@ int mc_on_start(struct zt_machine *m, const struct zt_event *ev) {
     ZT_ASSERT(!m->live && rec);
     if (rec->n_runs > (size_t)m->c.max_runs || rec->n_workers > (size_t)m->c.max_workers)
         return ZT_EBUSY;
-    struct mc_rank **ranks = calloc(rec->n_runs + 1, sizeof *ranks);
-    int rc = ranks ? 0 : ZT_ENOMEM;
+    struct mc_run *made = calloc(rec->n_runs + 1, sizeof *made);
+    int rc = made ? 0 : ZT_ENOMEM;
     for (size_t i = 0; i < rec->n_runs && !rc; i++) {
-        if (!has_generation(rec->runs[i].state)) continue;
-        ranks[i] = calloc((size_t)rec->runs[i].workers + 1, sizeof **ranks);
-        if (!ranks[i]) rc = ZT_ENOMEM;
+        made[i].row = rec->runs[i];
+        rc = mc_ckpt_recover(&made[i], rec);
+        if (rc || !has_generation(rec->runs[i].state)) continue;
+        made[i].ranks = calloc((size_t)rec->runs[i].workers + 1, sizeof *made[i].ranks);
+        if (!made[i].ranks) rc = ZT_ENOMEM;
     }
-    for (size_t i = 0; i < rec->n_runs && rc && ranks; i++) free(ranks[i]);
+    for (size_t i = 0; i < rec->n_runs && rc && made; i++) {
+        free(made[i].ranks);
+        mc_ckpt_free(&made[i]);
+    }
     if (rc) goto out;
     m->live = true;
     m->epoch = rec->epoch;
@@ -155,12 +170,12 @@ int mc_on_start(struct zt_machine *m, const struct zt_event *ev) {
     m->started_at = m->fresh_at = m->now;
     for (size_t i = 0; i < rec->n_workers; i++) recover_worker(m, &rec->workers[i]);
     for (size_t i = 0; i < rec->n_keys; i++) recover_key(m, &rec->keys[i], rec->key_age_ms[i]);
-    for (size_t i = 0; i < rec->n_runs; i++) recover_run(m, rec, i, ranks[i]);
+    for (size_t i = 0; i < rec->n_runs; i++) recover_run(m, rec, i, &made[i]);
     for (int i = 0; i < m->n_runs; i++) resume_run(m, &m->runs[i]);
     mc_event(m, (struct mc_note){.level = 1, .kind = "COORDINATOR_START", .rank = -1},
              "the coordinator has started (epoch %llu): %zu runs not ended, %zu workers known",
              (unsigned long long)m->epoch, rec->n_runs, rec->n_workers);
 out:
-    free(ranks);
+    free(made);
     return rc;
 }

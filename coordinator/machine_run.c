@@ -50,25 +50,25 @@ void mc_set_state(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
 }
 
 /* ------------------------------------------------------------------------------ submit */
-static struct mc_key *find_key(struct zt_machine *m, const uint8_t *key) {
+struct mc_key *mc_find_key(const struct zt_machine *m, const uint8_t *key) {
     for (int i = 0; i < m->n_keys && !MC_PLANTED(MC_PLANT_FORGET_KEYS); i++) {
         struct mc_key *k = &m->keys[(m->key_first + i) % m->c.max_keys];
         if (memcmp(k->key, key, sizeof k->key) == 0) return k;
     }
     return NULL;
 }
-static void store_key(struct zt_machine *m, const uint8_t *key, const char *verb,
-                      const struct mc_run *r) {
+void mc_store_key(struct zt_machine *m, const uint8_t *key, const char *verb, const char *run_id,
+                  const char *name) {
     if (m->n_keys ==
-        m->c.max_keys) { /* only Cancel comes here with a full table: forget the oldest */
+        m->c.max_keys) { /* only Submit minds a full table: forget the oldest */
         m->key_first = (m->key_first + 1) % m->c.max_keys;
         m->n_keys--;
     }
     struct mc_key *k = &m->keys[(m->key_first + m->n_keys++) % m->c.max_keys];
     memcpy(k->key, key, sizeof k->key);
     mc_copy(k->verb, sizeof k->verb, verb);
-    mc_copy(k->run_id, sizeof k->run_id, r->row.run_id);
-    mc_copy(k->name, sizeof k->name, r->row.name);
+    mc_copy(k->run_id, sizeof k->run_id, run_id);
+    mc_copy(k->name, sizeof k->name, name);
     k->at = m->now;
     struct zt_row_key *row = &mc_emit_row(m, ZT_FX_ROW_KEY)->u.key;
     memcpy(row->key, key, sizeof row->key);
@@ -112,7 +112,7 @@ static int64_t minutes_left(const struct zt_machine *m) {
     return left > 0 ? (left + 59999) / 60000 : 1;
 }
 void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
-    const struct mc_key *k = find_key(m, ev->u.submit.key);
+    const struct mc_key *k = mc_find_key(m, ev->u.submit.key);
     if (k && strcmp(k->verb, "submit") == 0) {
         reply_submit(m, ev, k->run_id, k->name);
         return;
@@ -147,6 +147,12 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
                   o->row.name, o->row.run_id, zt_run_state_name(o->row.state));
         return;
     }
+    const struct zt_run_source *source = &ev->u.submit.config->source;
+    char why[ZT_MESSAGE_MAX + 1];
+    if (source->run_id[0] && mc_source_changed(m, source, ev->u.submit.read_txn, why, sizeof why)) {
+        mc_refuse(m, ev, ZT_EBUSY, "%s", why);
+        return;
+    }
     if (mc_find_run(m, ev->u.submit.run_id)) {
         mc_refuse(m, ev, ZT_ECONFLICT, "run id %s exists; submit again", ev->u.submit.run_id);
         return;
@@ -177,7 +183,7 @@ void mc_on_submit(struct zt_machine *m, const struct zt_event *ev) {
              (struct mc_note){.level = 1, .kind = "SUBMIT", .run = r, .rank = -1, .actor = "user"},
              "run %s submitted", r->row.name);
     mc_set_state(m, r, ZT_RUN_QUEUED);
-    store_key(m, ev->u.submit.key, "submit", r);
+    mc_store_key(m, ev->u.submit.key, "submit", r->row.run_id, r->row.name);
     mc_schedule(m); /* so that the answer can say when it starts */
     reply_submit(m, ev, r->row.run_id, r->row.name);
 }
@@ -222,7 +228,9 @@ static void free_if_over(struct zt_machine *m, struct mc_run *r) {
     struct mc_ended *e = &m->ended[m->n_ended++ % MC_ENDED];
     mc_copy(e->run_id, sizeof e->run_id, r->row.run_id);
     e->state = r->row.state;
+    if (r->ckpt_txn) mc_note_changed(m, r->row.run_id, r->ckpt_txn);
     free(r->ranks);
+    mc_ckpt_free(r);
     *r = (struct mc_run){0};
 }
 static void finish_run(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
@@ -237,16 +245,60 @@ static int64_t done_by_all(const struct mc_run *r) {
         if (r->ranks[i].have < done) done = r->ranks[i].have;
     return done;
 }
+/* Steps of this generation that earlier ones had done. */
+static int64_t redone(const struct mc_run *r) {
+    int64_t upto = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
+    return upto > mc_base(r) ? upto - mc_base(r) : 0;
+}
 /* Asked when all trainers are gone: a worker tells of an exit behind the reports it still had. */
 static void note_progress(struct mc_run *r) {
     int64_t done = done_by_all(r), best = r->row.best_step;
     if (r->world > 0 && r->gen_step > r->attempt.last_step) {
         r->attempt.last_step = r->gen_step;
-        r->attempt.steps_redone = r->gen_step < best ? r->gen_step : best;
+        r->attempt.steps_redone = redone(r);
     }
     if (done <= best) return;
     r->row.best_step = done;
     r->row.failures_in_row = 0; /* it got further than ever: the backoff starts anew */
+}
+/* Ends that say nothing of whether the run can get on. */
+static bool blameless(enum zt_reason reason) {
+    return reason == ZT_REASON_DRAINED || reason == ZT_REASON_PREEMPTED || reason == ZT_REASON_COORDINATOR_RESTART ||
+           reason == ZT_REASON_CKPT_CORRUPT;
+}
+/* Counts generations in a row that have made no checkpoint; true when there were too many. */
+static bool stands_still(struct mc_run *r) {
+    const struct zt_run_config *c = &r->row.config;
+    if (!c->saves || c->no_progress_limit == 0 || r->committed || blameless(r->row.reason)) return false;
+    return ++r->row.no_progress >= (uint32_t)c->no_progress_limit;
+}
+static void fail_with(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, const char *detail) {
+    r->row.reason = reason;
+    mc_copy(r->row.detail, sizeof r->row.detail, detail);
+    finish_run(m, r, ZT_RUN_FAILED);
+}
+static void try_again(struct zt_machine *m, struct mc_run *r) {
+    struct mc_start next;
+    char why[ZT_MESSAGE_MAX + 1];
+    if (!mc_pick_start(r, &next)) {
+        mc_end_without_start(m, r);
+    } else if (stands_still(r)) {
+        snprintf(why, sizeof why,
+                 "%u generation%s in a row made no checkpoint (restart.no_progress_limit %d): save more often "
+                 "(checkpoint.interval), or see why it ends: %.500s",
+                 r->row.no_progress, r->row.no_progress == 1 ? "" : "s", r->row.config.no_progress_limit, r->row.detail);
+        fail_with(m, r, ZT_REASON_NO_PROGRESS, why);
+    } else {
+        r->row.restarts_counted += r->attempt.counted;
+        r->row.failures_in_row++;
+        r->retry_at = m->now + mc_backoff(r);
+        mc_set_state(m, r, ZT_RUN_RESTARTING);
+    }
+}
+void mc_end_without_start(struct zt_machine *m, struct mc_run *r) {
+    char why[ZT_MESSAGE_MAX + 1];
+    mc_say_no_start(r, why, sizeof why);
+    fail_with(m, r, ZT_REASON_CKPT_CORRUPT, why);
 }
 /* Every trainer of the generation is gone, or its worker is: what now? */
 static void stop_complete(struct zt_machine *m, struct mc_run *r) {
@@ -257,6 +309,7 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         if (r->ranks[i].dirty) mc_emit_row(m, ZT_FX_ROW_RANK)->u.rank = r->ranks[i].row;
     }
     note_progress(r);
+    mc_ckpt_ended(m, r);
     if (r->world) {
         r->attempt.stop_seconds = seconds(m->now - r->stop_at);
         mc_dirty_attempt(m, r);
@@ -280,10 +333,7 @@ static void stop_complete(struct zt_machine *m, struct mc_run *r) {
         mc_copy(r->row.detail, sizeof r->row.detail, why);
         finish_run(m, r, ZT_RUN_FAILED);
     } else {
-        r->row.restarts_counted += r->attempt.counted;
-        r->row.failures_in_row++;
-        r->retry_at = m->now + mc_backoff(r);
-        mc_set_state(m, r, ZT_RUN_RESTARTING);
+        try_again(m, r);
     }
 }
 void mc_release_rank(struct zt_machine *m, struct mc_run *r, int rank) {
@@ -337,7 +387,7 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
     if (rank >= 0) mc_copy(a->worker_id, sizeof a->worker_id, r->ranks[rank].row.worker_id);
     mc_copy(a->message, sizeof a->message, message);
     a->last_step = r->gen_step;
-    a->steps_redone = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
+    a->steps_redone = redone(r);
     a->counted = counted && !r->row.cancel_requested;
     a->detect_seconds = detect_seconds(m, r, rank);
     mc_dirty_attempt(m, r);
@@ -352,6 +402,8 @@ void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason
              message[0] ? ": " : "", message);
     mc_set_state(m, r, ZT_RUN_STOPPING);
     mc_drop_comms(m, r, "this generation has ended");
+    mc_ckpt_stopping(m, r);
+    if (reason == ZT_REASON_CKPT_CORRUPT) mc_ckpt_condemn(m, r, message);
     if (untold)
         for (int i = 0; i < r->world; i++) mc_release_rank(m, r, i);
     stop_complete(m, r);
@@ -479,6 +531,32 @@ static void decide_pending(struct zt_machine *m, struct mc_run *r) {
     }
 }
 
+/* ------------------------------------------------------------------------------ drain */
+void mc_begin_drain(struct zt_machine *m, struct mc_run *r, int rank) {
+    if (r->drain.on) return;
+    r->drain.on = true;
+    r->drain.rank = rank;
+    r->drain.at = m->now;
+    mc_event(m,
+             (struct mc_note){.level = 1, .kind = "DRAIN", .run = r, .worker = mc_rank_worker(m, &r->ranks[rank]), .rank = rank,
+                              .reason = ZT_REASON_DRAINED},
+             "worker %s is draining: the run saves, stops and moves; it has timeouts.term_grace %.0f s for it",
+             r->ranks[rank].row.worker_id, r->row.config.term_grace);
+}
+static void end_drain(struct zt_machine *m, struct mc_run *r, const char *how) {
+    char text[ZT_MESSAGE_MAX + 1];
+    snprintf(text, sizeof text, "worker %s is draining: its rank %d moves elsewhere; %s", r->ranks[r->drain.rank].row.worker_id,
+             r->drain.rank, how);
+    mc_begin_stop(m, r, ZT_REASON_DRAINED, r->drain.rank, text);
+}
+/* One rank has left; the others follow when their part of the checkpoint is written, rank 0 the last. */
+void mc_drained(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, const char *text) {
+    struct mc_rank *k = &r->ranks[rank];
+    mc_begin_drain(m, r, rank);
+    if (!k->failed) failure_row(m, r, rank, report, ZT_REASON_DRAINED, -1, text);
+    k->drained = true;
+    mc_check_progressed(m, r);
+}
 /* ------------------------------------------------------------------------------ progress through
  * the states */
 static bool all_ranks(const struct mc_run *r, bool (*is)(const struct mc_rank *)) {
@@ -490,6 +568,16 @@ static bool is_ready(const struct mc_rank *k) { return k->ready || k->in_comm; }
 static bool is_in_comm(const struct mc_rank *k) { return k->in_comm; }
 static bool is_back(const struct mc_rank *k) { return k->back || k->row.done; }
 static bool is_done(const struct mc_rank *k) { return k->row.done; }
+static bool has_left(const struct mc_rank *k) { return k->drained || k->row.released || k->row.done; }
+static void check_drain(struct zt_machine *m, struct mc_run *r) {
+    bool left = true;
+    if (!r->drain.on || r->row.state != ZT_RUN_RUNNING || all_ranks(r, is_done)) return;
+    for (int i = 0; i < r->world; i++) left &= has_left(&r->ranks[i]);
+    if (left)
+        end_drain(m, r, "every rank has stopped");
+    else if (mc_elapsed(m, r->drain.at, to_ms(r->row.config.term_grace)))
+        end_drain(m, r, "timeouts.term_grace was over before every rank had stopped");
+}
 
 /* The rank whose hash fewest others share; -1 when all agree. Ranks without a hash have no say. */
 static int diverged_rank(const struct mc_run *r) {
@@ -537,8 +625,10 @@ static void complete(struct zt_machine *m, struct mc_run *r) {
     r->row.detail[0] = 0;
     mc_copy(r->row.parameter_hash, sizeof r->row.parameter_hash, r->ranks[0].row.parameter_hash);
     r->pending.on = false;
+    mc_ckpt_ended(m, r);
     r->attempt.ended_ms = m->wall;
     r->attempt.last_step = r->gen_step;
+    r->attempt.steps_redone = redone(r);
     mc_dirty_attempt(m, r);
     finish_run(m, r, ZT_RUN_SUCCEEDED);
 }
@@ -569,6 +659,7 @@ void mc_check_progressed(struct zt_machine *m, struct mc_run *r) {
         mc_copy(r->row.detail, sizeof r->row.detail, "");
         enter_running(m, r);
     }
+    check_drain(m, r);
     if (r->row.state == ZT_RUN_RUNNING && all_ranks(r, is_done))
         mc_set_state(m, r, ZT_RUN_COMPLETING);
     if (r->row.state == ZT_RUN_COMPLETING) complete(m, r);
@@ -612,8 +703,8 @@ static void check_hang(struct zt_machine *m, struct mc_run *r) {
     int64_t oldest = m->now;
     for (int i = 0; i < r->world; i++) {
         const struct mc_rank *k = &r->ranks[i];
-        if (k->row.done || k->row.released) continue;
-        if (k->step <= 0 || k->activity == ZT_ACT_LONG)
+        if (k->row.done || k->row.released || k->drained) continue;
+        if (k->step <= mc_base(r) || k->activity == ZT_ACT_LONG)
             limit = slow; /* the others wait for it with reason */
         const struct mc_worker *w = mc_rank_worker(m, k);
         if (w && !mc_worker_silent(m, w) && k->progress_at < oldest) oldest = k->progress_at;
@@ -671,8 +762,10 @@ static void tick_active(struct zt_machine *m, struct mc_run *r) {
                    "join the communicator");
     else if (r->row.state == ZT_RUN_RECOVERING)
         tick_recovering(m, r);
-    else if (r->row.state == ZT_RUN_RUNNING)
-        check_hang(m, r);
+    else if (r->row.state == ZT_RUN_RUNNING) {
+        check_drain(m, r);
+        if (r->row.state == ZT_RUN_RUNNING) check_hang(m, r);
+    }
     else if (r->row.state == ZT_RUN_COMPLETING && mc_elapsed(m, r->state_at, m->c.rows_ms))
         for (int i = 0; i < r->world; i++) {
             const struct mc_rank *k = &r->ranks[i];
@@ -724,7 +817,7 @@ static void reply_cancel(struct zt_machine *m, const struct zt_event *ev, enum z
 }
 void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev) {
     struct mc_run *r = mc_find_run(m, ev->u.cancel.run_id);
-    const struct mc_key *k = find_key(m, ev->u.cancel.key);
+    const struct mc_key *k = mc_find_key(m, ev->u.cancel.key);
     if (k && (strcmp(k->verb, "cancel") || strcmp(k->run_id, ev->u.cancel.run_id))) {
         mc_refuse(m, ev, ZT_ECONFLICT,
                   "this request key was used for a %s of run %s; take a fresh one", k->verb,
@@ -746,7 +839,7 @@ void mc_on_cancel(struct zt_machine *m, const struct zt_event *ev) {
         reply_cancel(m, ev, r->row.state);
         return;
     }
-    store_key(m, ev->u.cancel.key, "cancel", r);
+    mc_store_key(m, ev->u.cancel.key, "cancel", r->row.run_id, r->row.name);
     r->row.cancel_requested = true;
     mc_dirty_run(m, r);
     mc_event(m,

@@ -53,6 +53,13 @@ static void wish_assignment(const struct zt_machine *m, const struct mc_worker *
     d->world = r->world;
     d->mesh = r->row.mesh;
     d->attempt = r->row.attempt;
+    struct mc_start start;
+    mc_start_of(r, &start);
+    d->from = start.from;
+    d->start_step = start.step;
+    memcpy(d->manifest, start.manifest, sizeof d->manifest);
+    d->weights_only = start.weights_only;
+    d->save_on_drain = r->row.config.saves && r->row.config.on_preempt;
     d->init_timeout_seconds = r->row.config.comm_init;
     d->term_grace_seconds = r->row.config.term_grace;
 }
@@ -169,8 +176,11 @@ static void set_draining(struct zt_machine *m, int i, bool draining) {
     struct mc_run *r = w->run < 0 ? NULL : &m->runs[w->run];
     if (!(w->row.flags & ZT_WF_DRAINING) || !r || !mc_run_active(r) || r->ranks[w->rank].row.done)
         return;
-    mc_fail(m, r, w->rank, NULL, ZT_REASON_DRAINED, -1,
-            "worker %s is draining: its rank %d moves elsewhere", w->row.worker_id, w->rank);
+    if (r->row.state == ZT_RUN_RUNNING && r->row.config.saves && r->row.config.on_preempt)
+        mc_begin_drain(m, r, w->rank);
+    else
+        mc_fail(m, r, w->rank, NULL, ZT_REASON_DRAINED, -1,
+                "worker %s is draining: its rank %d moves elsewhere", w->row.worker_id, w->rank);
 }
 
 /* ------------------------------------------------------------------------------ loss */
@@ -182,6 +192,7 @@ static void lose_lease(struct zt_machine *m, int i, const char *how) {
     int rank = w->rank;
     struct mc_rank *k = &r->ranks[rank];
     bool saved = k->row.done && k->have >= k->row.done_steps && k->have_txn <= m->durable;
+    saved |= k->drained && k->row.released; /* it had left as it was asked to */
     mc_release_rank(m, r, rank);
     if (mc_run_active(r) && !saved)
         mc_fail(m, r, rank, NULL, ZT_REASON_WORKER_LOST, -1, "worker %s (rank %d) %s",
@@ -535,6 +546,7 @@ static void on_steps(struct zt_machine *m, const struct zt_event *ev, struct mc_
         k->have_txn = e->txn;
         double ns = ev->u.steps.step_seconds * 1e9;
         if (isfinite(ns) && ns > 0) r->ewma_ns = r->ewma_ns > 0 ? 0.8 * r->ewma_ns + 0.2 * ns : ns;
+        mc_ckpt_steps(m, r);
     }
     if (last > k->step) k->progress_at = m->now;
     advance_rank(m, r, k, last);
@@ -543,6 +555,8 @@ static void on_steps(struct zt_machine *m, const struct zt_event *ev, struct mc_
 }
 static void on_failure(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
     enum zt_reason reason = ev->u.failure.reason;
+    if (reason == ZT_REASON_CKPT_CORRUPT && r->attempt.from == ZT_START_FRESH)
+        reason = ZT_REASON_CKPT_ERROR; /* nothing of ours was loaded: it counts, so that it ends */
     const char *text = ev->u.failure.message ? ev->u.failure.message : "";
     bool known = strncmp(zt_reason_name(reason), "UNKNOWN", 7) != 0 && reason != ZT_REASON_NONE;
     struct mc_rank *k = &r->ranks[ev->at.rank];
@@ -555,6 +569,8 @@ static void on_failure(struct zt_machine *m, const struct zt_event *ev, struct m
                                   .reason = reason,
                                   .actor = "worker"},
                  "rank %d reports a failure after it was done: %.600s", ev->at.rank, text);
+    else if (reason == ZT_REASON_DRAINED && r->row.state == ZT_RUN_RUNNING && r->row.config.saves)
+        mc_drained(m, r, ev->at.rank, ev, text);
     else if (known)
         mc_fail(m, r, ev->at.rank, ev, reason, ev->u.failure.peer, "rank %d: %.700s", ev->at.rank,
                 text);
@@ -679,6 +695,7 @@ void mc_on_rank(struct zt_machine *m, const struct zt_event *ev) {
         on_done(m, ev, r);
         break;
     default:
+        mc_on_ckpt(m, ev, r);
         break;
     }
 }

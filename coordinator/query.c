@@ -289,6 +289,7 @@ static int answer(sqlite3 *db, const Zt__Envelope *req, Zt__Envelope *reply, str
     case ZT__ENVELOPE__BODY_GET_LOGS: return zt_query_logs(db, req->get_logs, reply, err);
     case ZT__ENVELOPE__BODY_GET_EVENTS: return zt_query_events(db, req->get_events, reply, err);
     case ZT__ENVELOPE__BODY_GET_DTYPES: return zt_query_dtypes(db, req->get_dtypes, reply, err);
+    case ZT__ENVELOPE__BODY_LIST_CHECKPOINTS: return zt_query_checkpoints(db, req->list_checkpoints, reply, err);
     case ZT__ENVELOPE__BODY_GET_TRACE: return zt_query_trace(db, req->get_trace, reply, err);
     case ZT__ENVELOPE__BODY_LIST_WORKERS: return zt_query_workers(db, reply, err);
     case ZT__ENVELOPE__BODY_GET_STATUS: return zt_query_status(db, reply, err);

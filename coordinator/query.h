@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/query.h: the read side: answers a client's read request (list_runs, get_run, get_metrics,
- * get_memory, get_logs, get_events, list_workers, get_status) from a database opened read-only. zcoord
+ * get_memory, get_logs, get_events, list_workers, get_status, list_checkpoints) from a database opened read-only. zcoord
  * uses it for its clients, zctl for `--state DIR` without a daemon (D28): one code, same answers.
  * The reply is malloc'ed by protobuf-c's rules: zt_query_free. One thread per sqlite3 handle. */
 #ifndef ZT_COORDINATOR_QUERY_H

@@ -17,6 +17,23 @@ struct zt_run_ref {
 /* Id, name (the newest run of it), "@latest", or unique prefix of an id, in this order. */
 int zt_query_resolve(sqlite3 *db, const char *text, struct zt_run_ref *ref, struct zt_error *err);
 
+/* A committed checkpoint that something may begin from. */
+struct zt_ckpt_source {
+    char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1];
+    int64_t step;
+    uint8_t manifest[32];
+    int world;        /* ranks that saved it */
+    bool weights_only; /* nothing else of it is wanted; the caller's */
+    char *folder;     /* holds step-NNNNNNNN; malloc'ed, as the next */
+    char *normalised; /* specification of that run */
+};
+/* step < 0: the newest. ZT_ENOTFOUND says which there are. */
+int zt_query_ckpt_source(sqlite3 *db, const char *run, int64_t step, struct zt_ckpt_source *out, struct zt_error *err);
+void zt_ckpt_source_free(struct zt_ckpt_source *s);
+/* What a change to one depends on; others: verified and committed ones of its run beside it. */
+struct zt_ckpt_facts { bool found, pinned; enum zt_ckpt_state state; int others; };
+int zt_query_ckpt_facts(sqlite3 *db, const char *run_id, int64_t step, struct zt_ckpt_facts *f, struct zt_error *err);
+
 /* One query in preparation: the statement, what was bound to it, and whether memory ran out on the way. */
 struct query { sqlite3 *db; sqlite3_stmt *s; struct zt_error *err; int code; bool oom; };
 /* Prepares sql; q->code is set on failure and every later call is a no-op that returns false. */
@@ -46,6 +63,9 @@ int zt_query_list_runs(sqlite3 *db, const Zt__ListRuns *req, Zt__Envelope *reply
 int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, struct zt_error *err);
 /* The plan beside: of each window of the newest generation the row with the highest allocated peak. */
 int zt_query_highest_windows(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct zt_error *err);
+int zt_query_checkpoints(sqlite3 *db, const Zt__ListCheckpoints *req, Zt__Envelope *reply, struct zt_error *err);
+/* The newest committed checkpoint, the one being saved, and what the run began from. */
+int zt_query_run_saves(sqlite3 *db, const char *run_id, Zt__RunDetail *d, struct zt_error *err);
 int zt_query_workers(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err);
 int zt_query_status(sqlite3 *db, Zt__Envelope *reply, struct zt_error *err);
 

@@ -149,7 +149,7 @@ static int capacity(sqlite3 *db, const struct zt_run_ref *ref, Zt__Memory *m, st
 #define WINDOW_FROM                                                                                                   \
     " FROM window_peak p LEFT JOIN assignments a ON a.run_id = p.run_id AND a.generation = p.generation AND a.rank = p.rank" \
     " WHERE p.run_id = ?1 AND p.generation = (SELECT max(generation) FROM window_peak WHERE run_id = ?1)"
-#define WINDOW_PLACE "CASE p.window WHEN 'init' THEN 0 WHEN 'first_step' THEN 1 WHEN 'steady' THEN 2 ELSE 3 END"
+#define WINDOW_PLACE "CASE p.window WHEN 'init' THEN 0 WHEN 'first_step' THEN 1 WHEN 'steady' THEN 2 WHEN 'eval' THEN 3 WHEN 'save' THEN 4 ELSE 5 END"
 
 static Zt__MemoryRow *read_window(struct query *q)
 {

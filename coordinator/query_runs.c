@@ -184,7 +184,7 @@ static int read_attempts(sqlite3 *db, const char *run_id, Zt__RunDetail *d, stru
                    " CASE WHEN ended_ms > 0 THEN last_step ELSE max(last_step, coalesce(p.step, 0)) END,"
                    " detect_seconds, stop_seconds, start_seconds, form_seconds, counted, steps_redone,"
                    " (SELECT f.step FROM failures f WHERE f.run_id = a.run_id AND f.generation = a.generation AND f.rank = a.rank)"
-                   " AS failed_step FROM attempts a"
+                   " AS failed_step, load_seconds, start_step FROM attempts a"
                    " LEFT JOIN run_progress p ON p.run_id = a.run_id AND p.generation = a.generation"
                    " WHERE a.run_id = ?1 ORDER BY a.generation DESC LIMIT ?2) ORDER BY generation", err);
     q_text(&q, 1, run_id);
@@ -214,6 +214,9 @@ static int read_attempts(sqlite3 *db, const char *run_id, Zt__RunDetail *d, stru
         a->steps_redone = sqlite3_column_int64(q.s, 13);
         a->failed_step = sqlite3_column_int64(q.s, 14);
         a->has_failed_step = q_has(&q, 14) && a->failed_step >= 0;
+        set_seconds(&q, 15, &a->load_seconds, &a->has_load_seconds);
+        a->has_start_step = 1;
+        a->start_step = sqlite3_column_int64(q.s, 16);
         if (read_failures(db, run_id, a, &budget, err)) {
             q.code = err->code;
             break;
@@ -271,7 +274,7 @@ int zt_query_get_run(sqlite3 *db, const Zt__GetRun *req, Zt__Envelope *reply, st
     }
     if (q_close(&q))
         return q.code;
-    if (read_ranks(db, &ref, d, err) || read_attempts(db, ref.run_id, d, err) || read_spec(db, ref.run_id, d, err) ||
+    if (zt_query_run_saves(db, ref.run_id, d, err) || read_ranks(db, &ref, d, err) || read_attempts(db, ref.run_id, d, err) || read_spec(db, ref.run_id, d, err) ||
         zt_query_highest_windows(db, ref.run_id, d, err))
         return err->code;
     return 0;

@@ -25,9 +25,12 @@ struct job {
     struct zt_readers *r;
     uint64_t session, wire_id;
     Zt__Envelope *env; void *arena;
+    uint64_t read_txn; /* durable when the job was given: the snapshot is not older */
     /* result */
     Zt__Envelope *reply;
     struct zt_run_ref ref;
+    struct zt_ckpt_facts facts;
+    struct zt_ckpt_source source;
     int code;
     struct zt_error err;
 };
@@ -70,6 +73,14 @@ static void give(struct zt_readers *r, sqlite3 *db, bool good)
     sqlite3_close(db);
 }
 
+static int find_checkpoint(sqlite3 *db, struct job *j)
+{
+    const Zt__SetCheckpoint *m = j->env->set_checkpoint;
+    if (zt_query_resolve(db, m->run, &j->ref, &j->err) || zt_query_ckpt_facts(db, j->ref.run_id, m->step, &j->facts, &j->err))
+        return j->err.code;
+    return 0;
+}
+
 static void work(uv_work_t *w)
 {
     struct job *j = w->data;
@@ -80,9 +91,18 @@ static void work(uv_work_t *w)
     }
     if (j->env->body_case == ZT__ENVELOPE__BODY_CANCEL)
         j->code = zt_query_resolve(db, j->env->cancel->run, &j->ref, &j->err);
+    else if (j->env->body_case == ZT__ENVELOPE__BODY_SUBMIT)
+        j->code = zt_submit_resolve(db, j->env->submit, &j->source, &j->err);
+    else if (j->env->body_case == ZT__ENVELOPE__BODY_SET_CHECKPOINT)
+        j->code = find_checkpoint(db, j);
     else
         j->code = zt_query(db, j->env, &j->reply, &j->err);
     give(j->r, db, j->code != ZT_EIO);
+}
+
+static bool known_submit(const struct zt_shell *sh, const Zt__Envelope *env)
+{
+    return env->body_case == ZT__ENVELOPE__BODY_SUBMIT && zt_machine_has_key(sh->machine, env->submit->request_key.data);
 }
 
 static void after(uv_work_t *w, int status)
@@ -92,14 +112,21 @@ static void after(uv_work_t *w, int status)
     j->r->busy--;
     if (status) {
         zt_answer_error(sh, j->session, j->wire_id, ZT_EBUSY, "the coordinator is stopping");
+    } else if (j->code && known_submit(sh, j->env)) { /* a repeat gets its stored answer, whatever became of the source */
+        zt_dispatch_submit(sh, j->session, j->env, &j->source, j->read_txn);
     } else if (j->code) {
         zt_answer_error(sh, j->session, j->wire_id, j->code, j->err.msg);
     } else if (j->env->body_case == ZT__ENVELOPE__BODY_CANCEL) {
         zt_dispatch_cancel(sh, j->session, j->env, &j->ref);
+    } else if (j->env->body_case == ZT__ENVELOPE__BODY_SUBMIT) {
+        zt_dispatch_submit(sh, j->session, j->env, &j->source, j->read_txn);
+    } else if (j->env->body_case == ZT__ENVELOPE__BODY_SET_CHECKPOINT) {
+        zt_dispatch_set_checkpoint(sh, j->session, j->env, &j->ref, &j->facts, j->read_txn);
     } else {
         zt_live_overlay(sh, j->reply);
         zt_answer(sh, j->session, j->wire_id, j->reply);
     }
+    zt_ckpt_source_free(&j->source);
     zt_query_free(j->reply);
     zt_envelope_free(j->env, j->arena);
     free(j);
@@ -123,6 +150,7 @@ void zt_readers_submit(struct zt_readers *r, const struct zt_session *s, const Z
     j->r = r;
     j->session = s->id;
     j->wire_id = env->request_id;
+    j->read_txn = r->sh->durable;
     if (uv_queue_work(&r->sh->loop, &j->work, work, after)) {
         zt_envelope_free(j->env, j->arena);
         free(j);

@@ -49,8 +49,9 @@ static int read_runs(sqlite3 *db, int64_t wall_ms, struct zt_recovered *r, struc
     q_open(&q, db, "SELECT r.run_id, r.name, r.place, r.state, r.reason, r.detail, r.cause_rank, r.generation, r.attempt,"
                    " r.restarts_counted, r.failures_in_row, r.cancel_requested, r.workers, r.replicate, r.shard, r.tensor,"
                    " r.best_step, r.submitted_ms, r.started_ms, r.ended_ms, r.parameter_hash, r.config, s.run_yaml, s.overrides,"
-                   " r.init_timeouts"
-                   " FROM runs r LEFT JOIN run_specs s ON s.run_id = r.run_id WHERE " LIVE " ORDER BY r.place", err);
+                   " r.init_timeouts, r.saved_step, r.no_progress, r.source_corrupt, v.folder, v.source_folder,"
+                   " v.accept_batch_change"
+                   " FROM runs r LEFT JOIN run_specs s ON s.run_id = r.run_id LEFT JOIN run_saves v ON v.run_id = r.run_id WHERE " LIVE " ORDER BY r.place", err);
     while (q_row(&q)) {
         if (!grow(&q, (void **)&r->runs, sizeof *r->runs, (void **)&r->texts, sizeof *r->texts, n) ||
             !grow(&q, (void **)&r->run_age_ms, sizeof(int64_t), (void **)&r->run_started_age_ms, sizeof(int64_t), n))
@@ -80,6 +81,9 @@ static int read_runs(sqlite3 *db, int64_t wall_ms, struct zt_recovered *r, struc
         o->ended_ms = INT(19);
         TEXT(20, o->parameter_hash);
         o->init_timeouts = (uint32_t)INT(24);
+        o->saved_step = INT(25);
+        o->no_progress = (uint32_t)INT(26);
+        o->source_corrupt = INT(27) != 0;
         if (zt_run_config_from_json((const char *)sqlite3_column_text(q.s, 21), &o->config, err)) {
             q.code = zt_fail_prefix(err, "run %s", o->run_id);
             break;
@@ -92,6 +96,9 @@ static int read_runs(sqlite3 *db, int64_t wall_ms, struct zt_recovered *r, struc
         t->yaml = yaml.data;
         t->yaml_bytes = yaml.len;
         t->overrides = q_string(&q, 23);
+        t->folder = q_string(&q, 28);
+        t->source_folder = q_string(&q, 29);
+        t->accept_batch_change = INT(30) != 0;
     }
     r->recovery.runs = r->runs;
     r->recovery.run_age_ms = r->run_age_ms;
@@ -104,7 +111,7 @@ static int read_attempts(sqlite3 *db, struct zt_recovered *r, struct zt_error *e
     struct query q;
     q_open(&q, db, "SELECT a.run_id, a.generation, a.attempt, a.world, a.started_ms, a.ended_ms, a.reason, a.rank, a.worker_id,"
                    " a.message, a.last_step, a.steps_redone, a.counted, a.detect_seconds, a.stop_seconds, a.start_seconds,"
-                   " a.form_seconds FROM runs r JOIN attempts a ON a.run_id = r.run_id AND a.generation = r.generation"
+                   " a.form_seconds, a.load_seconds, a.start_from, a.start_step FROM runs r JOIN attempts a ON a.run_id = r.run_id AND a.generation = r.generation"
                    " WHERE " LIVE, err);
     while (q_row(&q) && grow(&q, (void **)&r->attempts, sizeof *r->attempts, NULL, 0, r->recovery.n_attempts)) {
         struct zt_row_attempt *o = &r->attempts[r->recovery.n_attempts++];
@@ -126,6 +133,9 @@ static int read_attempts(sqlite3 *db, struct zt_recovered *r, struct zt_error *e
         o->stop_seconds = sqlite3_column_double(q.s, 14);
         o->start_seconds = sqlite3_column_double(q.s, 15);
         o->form_seconds = sqlite3_column_double(q.s, 16);
+        o->load_seconds = sqlite3_column_double(q.s, 17);
+        o->from = (enum zt_start)INT(18);
+        o->start_step = INT(19);
     }
     r->recovery.attempts = r->attempts;
     return q_close(&q);
@@ -161,6 +171,67 @@ static int read_ranks(sqlite3 *db, struct zt_recovered *r, struct zt_error *err)
     }
     r->recovery.ranks = r->ranks;
     r->recovery.rank_step = r->rank_step;
+    return q_close(&q);
+}
+
+static void read_bytes(struct query *q, int i, uint8_t *out, size_t n)
+{
+    if (sqlite3_column_bytes(q->s, i) == (int)n)
+        memcpy(out, sqlite3_column_blob(q->s, i), n);
+}
+
+static int read_ckpts(sqlite3 *db, struct zt_recovered *r, struct zt_error *err)
+{
+    struct query q;
+    q_open(&q, db, "SELECT c.run_id, c.step, c.generation, c.state, c.world, c.replicate, c.shard, c.tensor, c.manifest, c.bytes,"
+                   " c.created_ms, c.committed_ms, c.pinned, c.verified, c.stall_seconds, c.write_seconds, c.parameter_hash,"
+                   " c.state_hash, c.message FROM checkpoints c JOIN runs r ON r.run_id = c.run_id WHERE " LIVE
+                   " ORDER BY c.run_id, c.step", err);
+    while (q_row(&q) && grow(&q, (void **)&r->ckpts, sizeof *r->ckpts, NULL, 0, r->recovery.n_ckpts)) {
+        struct zt_row_ckpt *o = &r->ckpts[r->recovery.n_ckpts++];
+        memset(o, 0, sizeof *o);
+        TEXT(0, o->run_id);
+        o->step = INT(1);
+        o->generation = (uint32_t)INT(2);
+        o->state = (enum zt_ckpt_state)INT(3);
+        o->world = (int32_t)INT(4);
+        o->mesh = (struct zt_mesh){ (int)INT(5), (int)INT(6), (int)INT(7) };
+        read_bytes(&q, 8, o->manifest, sizeof o->manifest);
+        o->bytes = INT(9);
+        o->created_ms = INT(10);
+        o->committed_ms = INT(11);
+        o->pinned = INT(12) != 0;
+        o->verified = INT(13) != 0;
+        o->stall_seconds = sqlite3_column_double(q.s, 14);
+        o->write_seconds = sqlite3_column_double(q.s, 15);
+        TEXT(16, o->parameter_hash);
+        TEXT(17, o->state_hash);
+        TEXT(18, o->message);
+    }
+    r->recovery.ckpts = r->ckpts;
+    return q_close(&q);
+}
+
+static int read_parts(sqlite3 *db, struct zt_recovered *r, struct zt_error *err)
+{
+    struct query q;
+    q_open(&q, db, "SELECT p.run_id, p.step, p.generation, p.rank, p.bytes, p.index_sha256, p.parameter_hash, p.state_hash,"
+                   " p.stall_seconds, p.write_seconds FROM checkpoint_shards p JOIN runs r ON r.run_id = p.run_id WHERE " LIVE, err);
+    while (q_row(&q) && grow(&q, (void **)&r->parts, sizeof *r->parts, NULL, 0, r->recovery.n_parts)) {
+        struct zt_row_part *o = &r->parts[r->recovery.n_parts++];
+        memset(o, 0, sizeof *o);
+        TEXT(0, o->run_id);
+        o->step = INT(1);
+        o->generation = (uint32_t)INT(2);
+        o->part.rank = (int32_t)INT(3);
+        o->part.bytes = INT(4);
+        read_bytes(&q, 5, o->part.index, sizeof o->part.index);
+        read_bytes(&q, 6, o->part.parameter_hash, sizeof o->part.parameter_hash);
+        read_bytes(&q, 7, o->part.state_hash, sizeof o->part.state_hash);
+        o->part.stall_seconds = sqlite3_column_double(q.s, 8);
+        o->part.write_seconds = sqlite3_column_double(q.s, 9);
+    }
+    r->recovery.parts = r->parts;
     return q_close(&q);
 }
 
@@ -233,18 +304,31 @@ int zt_recover(sqlite3 *db, uint64_t epoch, int64_t wall_ms, struct zt_recovered
     if (!code)
         code = read_workers(db, out, err);
     if (!code)
+        code = read_ckpts(db, out, err);
+    if (!code)
+        code = read_parts(db, out, err);
+    if (!code)
         code = read_keys(db, wall_ms, out, err);
     if (code)
         zt_recovered_free(out);
     return code;
 }
 
+void zt_run_text_free(struct zt_run_text *t)
+{
+    free(t->yaml);
+    free(t->overrides);
+    free(t->folder);
+    free(t->source_folder);
+    memset(t, 0, sizeof *t);
+}
+
 void zt_recovered_free(struct zt_recovered *r)
 {
-    for (size_t i = 0; i < r->recovery.n_runs; i++) {
-        free(r->texts[i].yaml);
-        free(r->texts[i].overrides);
-    }
+    for (size_t i = 0; i < r->recovery.n_runs; i++)
+        zt_run_text_free(&r->texts[i]);
+    free(r->ckpts);
+    free(r->parts);
     free(r->runs);
     free(r->texts);
     free(r->run_age_ms);

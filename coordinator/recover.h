@@ -7,7 +7,8 @@
 #include "coordinator/machine.h"
 
 /* What an assignment needs beside the machine's part. All malloc'ed. */
-struct zt_run_text { char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1]; uint8_t *yaml; size_t yaml_bytes; char *overrides; /* JSON */ };
+struct zt_run_text { char run_id[ZT_RUN_ID_MAX + 1], name[ZT_RUN_NAME_MAX + 1]; uint8_t *yaml; size_t yaml_bytes; char *overrides; /* JSON */
+                     char *folder, *source_folder; bool accept_batch_change; /* of checkpoints; "" = none */ };
 
 struct zt_recovered {
     struct zt_recovery recovery; /* points into the arrays below */
@@ -16,8 +17,10 @@ struct zt_recovered {
     struct zt_row_attempt *attempts;
     struct zt_row_rank *ranks; int64_t *rank_step;
     struct zt_row_worker *workers;
+    struct zt_row_ckpt *ckpts; struct zt_row_part *parts;
     struct zt_row_key *keys; int64_t *key_age_ms;
 };
+void zt_run_text_free(struct zt_run_text *t); /* what it points to */
 int zt_recover(sqlite3 *db, uint64_t epoch, int64_t wall_ms, struct zt_recovered *out, struct zt_error *err);
 void zt_recovered_free(struct zt_recovered *r);
 

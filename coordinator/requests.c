@@ -75,6 +75,8 @@ static void free_request(struct zt_request *r)
     free(r->overrides);
     free(r->hash);
     free(r->mode);
+    free(r->folder);
+    zt_ckpt_source_free(&r->source);
     free(r->oom);
     free(r);
 }
@@ -97,7 +99,8 @@ void zt_requests_drop_waiting(struct zt_shell *sh, uint64_t session)
     for (size_t i = 0; i < ZT_REQUEST_BUCKETS; i++)
         for (struct zt_request **at = &sh->requests[i]; *at;) {
             struct zt_request *r = *at;
-            bool waits = r->session == session && r->env && r->env->body_case == ZT__ENVELOPE__BODY_GET_COMM_ID;
+            bool waits = r->session == session && r->env && (r->env->body_case == ZT__ENVELOPE__BODY_GET_COMM_ID ||
+                                                             r->env->body_case == ZT__ENVELOPE__BODY_GET_SHARDS);
             if (!waits) {
                 at = &r->next;
                 continue;

@@ -59,6 +59,7 @@ static void add_tokens(Zt__StepReport *out, const Zt__StepReport *in)
     SUM(tokens_input);
     SUM(tokens_supervised);
     SUM(tokens_padding);
+    SUM(sample_hash); /* wraps: a sum mod 2^64 */
 }
 
 static void add(struct zt_rollup *r, const Zt__StepReport *in)
@@ -79,6 +80,8 @@ static void add(struct zt_rollup *r, const Zt__StepReport *in)
     FIRST(last);
     if (in->parameter_hash && !out->parameter_hash)
         out->parameter_hash = in->parameter_hash;
+    if (in->state_hash && !out->state_hash)
+        out->state_hash = in->state_hash;
     MAX(step_seconds);
     MAX(data_seconds);
     MAX(forward_seconds);

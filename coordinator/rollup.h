@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/rollup.h: one step over all ranks. Pure arithmetic on reports, shared by the writer and tests.
- *   summed:  tokens, tokens_input, tokens_supervised, tokens_padding, sent_bytes
+ *   summed:  tokens, tokens_input, tokens_supervised, tokens_padding, sent_bytes; sample_hash mod 2^64
  *   max:     every time, peaks, category_max, persistent, max_unused_reserved, end_of_step, outside;
  *            exposed_by per (group, kind)
- *   global:  loss, grad_norm, lr, global_batch, parameter_hash, eval_*: the lowest rank that has it
+ *   global:  loss, grad_norm, lr, global_batch, parameter_hash, state_hash, eval_*: the lowest rank that has it
  *   of the rank with the highest peak (the lowest of equals): phase_of_peak, at_peak, reserved_at_peak
  * A field no rank measured stays absent. */
 #ifndef ZT_COORDINATOR_ROLLUP_H

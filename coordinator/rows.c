@@ -13,8 +13,8 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_RUN] =
         "INSERT INTO runs (run_id, name, place, state, reason, detail, cause_rank, generation, attempt, restarts_counted,"
         " failures_in_row, cancel_requested, workers, replicate, shard, tensor, best_step, submitted_ms, started_ms,"
-        " ended_ms, parameter_hash, priority, steps, config, init_timeouts)"
-        " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25)"
+        " ended_ms, parameter_hash, priority, steps, config, init_timeouts, saved_step, no_progress, source_corrupt)"
+        " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27,?28)"
         " ON CONFLICT (run_id) DO UPDATE SET state=excluded.state, reason=excluded.reason, detail=excluded.detail,"
         " cause_rank=excluded.cause_rank, generation=excluded.generation, attempt=excluded.attempt,"
         " restarts_counted=excluded.restarts_counted, failures_in_row=excluded.failures_in_row,"
@@ -22,9 +22,13 @@ static const char *const sql_of[Q_COUNT] = {
         " shard=excluded.shard, tensor=excluded.tensor, best_step=excluded.best_step,"
         " submitted_ms=excluded.submitted_ms, started_ms=excluded.started_ms, ended_ms=excluded.ended_ms,"
         " parameter_hash=excluded.parameter_hash, priority=excluded.priority, steps=excluded.steps,"
-        " config=excluded.config, init_timeouts=excluded.init_timeouts",
+        " config=excluded.config, init_timeouts=excluded.init_timeouts, saved_step=excluded.saved_step,"
+        " no_progress=excluded.no_progress, source_corrupt=excluded.source_corrupt",
     [Q_SPEC] = "INSERT INTO run_specs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT (run_id) DO NOTHING",
-    [Q_ATTEMPT] = "INSERT OR REPLACE INTO attempts VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)",
+    [Q_ATTEMPT] = "INSERT OR REPLACE INTO attempts (run_id, generation, attempt, world, started_ms, ended_ms, reason, rank, worker_id,"
+                  " message, last_step, steps_redone, counted, detect_seconds, stop_seconds, start_seconds, form_seconds,"
+                  " load_seconds, start_from, start_step)"
+                  " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20)",
     [Q_RANK] = "INSERT OR REPLACE INTO assignments VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
                " coalesce((SELECT capacity_bytes FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3),"
                " (SELECT capacity_bytes FROM workers WHERE worker_id=?6), 0))",
@@ -94,6 +98,13 @@ static const char *const sql_of[Q_COUNT] = {
                      " WHERE place > ?2 OR (place > 1 AND total > ?3))",
     [Q_DTYPES] = "INSERT INTO rank_dtypes VALUES (?1,?2,?3,?4) ON CONFLICT (run_id, rank) DO UPDATE SET"
                  " generation=excluded.generation, report=excluded.report WHERE excluded.generation >= rank_dtypes.generation",
+    [Q_CKPT] = "INSERT OR REPLACE INTO checkpoints VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19)",
+    [Q_CKPT_GONE] = "DELETE FROM checkpoints WHERE run_id=?1 AND step=?2",
+    [Q_CKPT_PIN] = "UPDATE checkpoints SET pinned=?3 WHERE run_id=?1 AND step=?2",
+    [Q_CKPT_STATE] = "UPDATE checkpoints SET state=?3, verified=?4, message=?5 WHERE run_id=?1 AND step=?2",
+    [Q_PART] = "INSERT OR REPLACE INTO checkpoint_shards VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)",
+    [Q_PARTS_GONE] = "DELETE FROM checkpoint_shards WHERE run_id=?1 AND step=?2",
+    [Q_SAVES] = "INSERT INTO run_saves VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT (run_id) DO NOTHING",
 };
 
 int zt_writer_new(sqlite3 *db, int64_t log_quota, struct zt_writer **out, struct zt_error *err)
@@ -219,6 +230,9 @@ static int put_run(struct zt_writer *w, const struct zt_row_run *r, struct zt_er
     sqlite3_bind_int64(s, 23, r->config.steps);
     w_text(s, 24, config);
     sqlite3_bind_int64(s, 25, r->init_timeouts);
+    sqlite3_bind_int64(s, 26, r->saved_step);
+    sqlite3_bind_int64(s, 27, r->no_progress);
+    sqlite3_bind_int(s, 28, r->source_corrupt);
     int code = w_done(w, Q_RUN, "run row", err);
     free(config);
     return code;
@@ -238,7 +252,10 @@ static int put_spec(struct zt_writer *w, const char *run_id, const struct zt_run
     sqlite3_bind_int64(s, 9, b->per_rank_keep);
     sqlite3_bind_int64(s, 10, b->warmup_steps);
     sqlite3_bind_int(s, 11, b->max_restarts);
-    return w_done(w, Q_SPEC, "run specification", err);
+    if (w_done(w, Q_SPEC, "run specification", err))
+        return err->code;
+    bool any = (b->saves.folder && b->saves.folder[0]) || (b->saves.source_run && b->saves.source_run[0]);
+    return any ? w_saves(w, run_id, &b->saves, err) : 0;
 }
 
 static int put_attempt(struct zt_writer *w, const struct zt_row_attempt *r, struct zt_error *err)
@@ -261,6 +278,9 @@ static int put_attempt(struct zt_writer *w, const struct zt_row_attempt *r, stru
     sqlite3_bind_double(s, 15, r->stop_seconds);
     sqlite3_bind_double(s, 16, r->start_seconds);
     sqlite3_bind_double(s, 17, r->form_seconds);
+    sqlite3_bind_double(s, 18, r->load_seconds);
+    sqlite3_bind_int(s, 19, (int)r->from);
+    sqlite3_bind_int64(s, 20, r->start_step);
     return w_done(w, Q_ATTEMPT, "attempt row", err);
 }
 
@@ -436,6 +456,10 @@ static int apply(struct zt_writer *w, const struct change *c, struct zt_batch_re
     case CH_LOG: return w_log(w, c, result, err);
     case CH_TRACE: return w_trace(w, c, err);
     case CH_DTYPES: return put_dtypes(w, c, err);
+    case CH_CKPT: return w_ckpt(w, c->u.ckpt, err);
+    case CH_CKPT_GONE: return w_ckpt_gone(w, c->u.ckpt_set.run_id, c->u.ckpt_set.step, err);
+    case CH_PART: return w_part(w, c->u.part, err);
+    case CH_CKPT_SET: return w_ckpt_set(w, c, err);
     }
     return zt_fail(err, ZT_EINTERNAL, "unknown change %d", (int)c->kind);
 }

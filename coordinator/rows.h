@@ -14,6 +14,13 @@
 /* ---------------------------------------------------------------- batches (loop) */
 struct zt_batch;
 
+/* Where a run saves, and the checkpoint of another run it begins from (config.source), as resolved at submit. */
+struct zt_run_saves {
+    const char *folder;        /* "" = it saves nothing */
+    int64_t interval, keep_latest_k, keep_every;
+    const char *source_run, *source_name, *source_folder; int64_t source_step; /* "" = none */
+    bool weights_only, accept_batch_change;
+};
 /* What was submitted; belongs to the first row of a run. Text is copied. */
 struct zt_run_blobs {
     const void *run_yaml; size_t run_yaml_bytes;
@@ -22,6 +29,7 @@ struct zt_run_blobs {
     const void *plan; size_t plan_bytes;
     int64_t per_rank_keep, warmup_steps;
     int max_restarts;
+    struct zt_run_saves saves;
 };
 /* What a failure report carries beyond the machine's row. */
 struct zt_failure_blobs {
@@ -41,6 +49,11 @@ void zt_batch_rank(struct zt_batch *b, const struct zt_row_rank *row);
 void zt_batch_failure(struct zt_batch *b, const struct zt_row_failure *row, const struct zt_failure_blobs *blobs);
 void zt_batch_worker(struct zt_batch *b, const struct zt_row_worker *row);
 void zt_batch_key(struct zt_batch *b, const struct zt_row_key *row);
+void zt_batch_ckpt(struct zt_batch *b, const struct zt_row_ckpt *row);
+void zt_batch_ckpt_gone(struct zt_batch *b, const char *run_id, int64_t step);
+void zt_batch_part(struct zt_batch *b, const struct zt_row_part *row);
+/* A change to a row of a run that is not live; a row that is not there stays away. */
+void zt_batch_ckpt_set(struct zt_batch *b, const char *run_id, int64_t step, enum zt_ckpt_set what, const char *message);
 /* seq < 0: none. A worker's event with a seq is stored once. */
 void zt_batch_event(struct zt_batch *b, const struct zt_row_event *row, int64_t seq);
 void zt_batch_steps(struct zt_batch *b, const char *run_id, Zt__StepReport *const *steps, size_t n);

@@ -5,13 +5,15 @@
  *   rows_steps.c  step rows, windows, roll-ups, trimming
  *   rows_logs.c   output of the trainers and its quota
  *   rows_traces.c collectives of captured steps
+ *   rows_ckpt.c   checkpoints and their parts
  * Ownership and thread rule: rows.h. */
 #ifndef ZT_COORDINATOR_ROWS_INTERNAL_H
 #define ZT_COORDINATOR_ROWS_INTERNAL_H
 #include "coordinator/migrate.h"
 #include "coordinator/rows.h"
 
-enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG, CH_TRACE, CH_DTYPES };
+enum change_kind { CH_RUN, CH_SPEC, CH_ATTEMPT, CH_RANK, CH_FAILURE, CH_WORKER, CH_KEY, CH_EVENT, CH_STEP, CH_LOG, CH_TRACE, CH_DTYPES,
+                   CH_CKPT, CH_CKPT_GONE, CH_PART, CH_CKPT_SET };
 
 struct change {
     struct change *next;
@@ -28,7 +30,7 @@ struct change {
         struct {
             const char *run_id;
             Zt__StepReport columns; /* numbers only: its pointers are not ours */
-            bool has_init, has_eval;
+            bool has_init, has_eval, has_save, has_load;
             const uint8_t *packed; size_t bytes;
         } step;
         struct {
@@ -40,6 +42,9 @@ struct change {
             const uint8_t *packed; size_t bytes;
         } trace;
         struct { const char *run_id; uint32_t generation, rank; const uint8_t *packed; size_t bytes; } dtypes;
+        const struct zt_row_ckpt *ckpt;
+        const struct zt_row_part *part;
+        struct { const char *run_id; int64_t step; enum zt_ckpt_set what; const char *message; } ckpt_set; /* CH_CKPT_GONE: its key */
     } u;
 };
 
@@ -56,7 +61,8 @@ enum statement {
     Q_STEP_OLD, Q_STEP, Q_WORLD, Q_SPEC_NUMBERS, Q_WINDOW_GET, Q_WINDOW_PUT, Q_WINDOW_RESERVED,
     Q_STEP_COUNT, Q_STEP_ROWS, Q_ROLLUP, Q_PROGRESS, Q_TRIM,
     Q_RANK_KNOWN, Q_LOG_NEXT, Q_LOG, Q_LOG_STREAM, Q_LOG_USAGE, Q_LOG_USAGE_GET, Q_LOG_OLDEST, Q_LOG_DELETE,
-    Q_TRACE_OLD, Q_TRACE_DROP, Q_TRACE, Q_TRACE_TRIM, Q_DTYPES, Q_COUNT
+    Q_TRACE_OLD, Q_TRACE_DROP, Q_TRACE, Q_TRACE_TRIM, Q_DTYPES,
+    Q_CKPT, Q_CKPT_GONE, Q_CKPT_PIN, Q_CKPT_STATE, Q_PART, Q_PARTS_GONE, Q_SAVES, Q_COUNT
 };
 
 struct touched { char run_id[ZT_RUN_ID_MAX + 1]; int64_t step; };
@@ -83,6 +89,14 @@ int w_two(struct zt_writer *w, enum statement q, int64_t none, int64_t *a, int64
 /* ZT_ENOTFOUND when the generation has no such rank. */
 int w_rank_known(struct zt_writer *w, const char *run_id, uint32_t generation, uint32_t rank, struct zt_error *err);
 int w_event(struct zt_writer *w, const struct zt_row_event *r, int64_t seq, struct zt_error *err);
+
+/* rows_ckpt.c */
+int w_ckpt(struct zt_writer *w, const struct zt_row_ckpt *r, struct zt_error *err);
+int w_ckpt_gone(struct zt_writer *w, const char *run_id, int64_t step, struct zt_error *err);
+int w_ckpt_parts_gone(struct zt_writer *w, const char *run_id, int64_t step, struct zt_error *err);
+int w_part(struct zt_writer *w, const struct zt_row_part *r, struct zt_error *err);
+int w_ckpt_set(struct zt_writer *w, const struct change *c, struct zt_error *err);
+int w_saves(struct zt_writer *w, const char *run_id, const struct zt_run_saves *b, struct zt_error *err);
 
 /* rows_steps.c, rows_logs.c, rows_traces.c */
 int w_step(struct zt_writer *w, const struct change *c, struct zt_error *err);

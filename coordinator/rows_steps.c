@@ -136,7 +136,7 @@ static int put_windows(struct zt_writer *w, const struct change *c, struct zt_er
         step_peak = step_peak || !steady.found || steady.generation < col->generation ||
                     col->peak_allocated_bytes > steady.allocated || col->peak_reserved_bytes > steady.reserved;
     }
-    if (!step_peak && !c->u.step.has_init && !c->u.step.has_eval)
+    if (!step_peak && !c->u.step.has_init && !c->u.step.has_eval && !c->u.step.has_save && !c->u.step.has_load)
         return 0;
     Zt__StepReport *r = zt__step_report__unpack(NULL, c->u.step.bytes, c->u.step.packed);
     if (!r)
@@ -157,6 +157,10 @@ static int put_windows(struct zt_writer *w, const struct change *c, struct zt_er
         code = window_offer(w, run_id, r, "steady", &p, true, err);
     if (!code && r->eval_peak)
         code = window_offer(w, run_id, r, "eval", r->eval_peak, true, err);
+    if (!code && r->save_peak)
+        code = window_offer(w, run_id, r, "save", r->save_peak, true, err);
+    if (!code && r->load_peak)
+        code = window_offer(w, run_id, r, "load", r->load_peak, false, err);
     zt__step_report__free_unpacked(r, NULL);
     return code;
 }

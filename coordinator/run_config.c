@@ -80,9 +80,38 @@ int zt_run_config_from_spec(const struct zt_spec *spec, int workers, const char 
         c->time_limit = s->timeouts.time_limit;
         c->queue = s->timeouts.queue;
         c->comm_init = s->comm.init_timeout_seconds;
+        c->saves = s->checkpoint.enabled;
+        c->on_preempt = s->checkpoint.on_preempt;
+        c->keep_latest_k = s->checkpoint.keep_latest_k;
+        c->keep_every = s->checkpoint.keep_every;
+        c->no_progress_limit = s->restart.no_progress_limit;
     }
     free(s);
     return code;
+}
+
+static void hex_bytes(const uint8_t *b, size_t n, char *out)
+{
+    static const char digit[] = "0123456789abcdef";
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = digit[b[i] >> 4];
+        out[2 * i + 1] = digit[b[i] & 15];
+    }
+    out[2 * n] = 0;
+}
+
+static bool parse_bytes(const char *hex, uint8_t *out, size_t n)
+{
+    static const char digits[] = "0123456789abcdef";
+    if (strlen(hex) != 2 * n)
+        return false;
+    for (size_t i = 0; i < 2 * n; i++) {
+        const char *at = strchr(digits, hex[i]);
+        if (!at)
+            return false;
+        out[i / 2] = (uint8_t)(out[i / 2] << 4 | (at - digits));
+    }
+    return true;
 }
 
 static void hex_allowed(const struct zt_run_config *c, char out[ZT_MACHINE_WORLD_MAX / 4 + 1])
@@ -109,13 +138,20 @@ char *zt_run_config_to_json(const struct zt_run_config *c)
 {
     char allowed[ZT_MACHINE_WORLD_MAX / 4 + 1];
     hex_allowed(c, allowed);
-    json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:s, s:s, s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+    char manifest[2 * sizeof c->source.manifest + 1];
+    hex_bytes(c->source.manifest, sizeof c->source.manifest, manifest);
+    json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:s, s:s, s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f,"
+                          " s:b, s:b, s:I, s:I, s:i, s:s, s:I, s:b, s:s}",
                           "priority", c->priority, "workers", c->workers, "replicate", c->replicate, "shard", c->shard,
                           "tensor", c->tensor, "fill_shard", (int)c->fill_shard, "allowed", allowed, "device", c->device,
                           "memory_bytes", (json_int_t)c->memory_bytes, "steps", (json_int_t)c->steps, "max_restarts",
                           c->max_restarts, "backoff_initial", c->backoff_initial, "backoff_max", c->backoff_max, "start",
                           c->start, "first_step", c->first_step, "progress", c->progress, "term_grace", c->term_grace,
-                          "time_limit", c->time_limit, "queue", c->queue, "comm_init", c->comm_init);
+                          "time_limit", c->time_limit, "queue", c->queue, "comm_init", c->comm_init, "saves", (int)c->saves,
+                          "on_preempt", (int)c->on_preempt, "keep_latest_k", (json_int_t)c->keep_latest_k, "keep_every",
+                          (json_int_t)c->keep_every, "no_progress_limit", c->no_progress_limit, "source_run", c->source.run_id,
+                          "source_step", (json_int_t)c->source.step, "weights_only", (int)c->source.weights_only,
+                          "source_manifest", manifest);
     if (!j)
         return NULL;
     char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -130,18 +166,30 @@ int zt_run_config_from_json(const char *text, struct zt_run_config *c, struct zt
     json_t *j = json_loads(text, 0, &why);
     if (!j)
         return zt_fail(err, ZT_EIO, "the stored configuration of the run is damaged: %s", why.text);
-    const char *allowed = "", *device = "";
-    int fill = 0;
-    json_int_t memory = 0, steps = 0;
+    const char *allowed = "", *device = "", *source = "", *manifest = "";
+    int fill = 0, saves = 0, on_preempt = 0, weights_only = 0;
+    json_int_t memory = 0, steps = 0, keep_latest_k = 0, keep_every = 0, source_step = 0;
     int rc = json_unpack_ex(j, &why, 0,
-                            "{s?i, s?i, s?i, s?i, s?i, s?b, s?s, s?s, s?I, s?I, s?i, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F}",
+                            "{s?i, s?i, s?i, s?i, s?i, s?b, s?s, s?s, s?I, s?I, s?i, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F,"
+                            " s?b, s?b, s?I, s?I, s?i, s?s, s?I, s?b, s?s}",
                             "priority", &c->priority, "workers", &c->workers, "replicate", &c->replicate, "shard",
                             &c->shard, "tensor", &c->tensor, "fill_shard", &fill, "allowed", &allowed, "device", &device,
                             "memory_bytes", &memory, "steps", &steps, "max_restarts", &c->max_restarts,
                             "backoff_initial", &c->backoff_initial, "backoff_max", &c->backoff_max, "start", &c->start,
                             "first_step", &c->first_step, "progress", &c->progress, "term_grace", &c->term_grace,
-                            "time_limit", &c->time_limit, "queue", &c->queue, "comm_init", &c->comm_init);
+                            "time_limit", &c->time_limit, "queue", &c->queue, "comm_init", &c->comm_init, "saves", &saves,
+                            "on_preempt", &on_preempt, "keep_latest_k", &keep_latest_k, "keep_every", &keep_every,
+                            "no_progress_limit", &c->no_progress_limit, "source_run", &source, "source_step", &source_step,
+                            "weights_only", &weights_only, "source_manifest", &manifest);
+    bool good = rc || !manifest[0] || parse_bytes(manifest, c->source.manifest, sizeof c->source.manifest);
     if (!rc) {
+        c->saves = saves != 0;
+        c->on_preempt = on_preempt != 0;
+        c->keep_latest_k = keep_latest_k;
+        c->keep_every = keep_every;
+        snprintf(c->source.run_id, sizeof c->source.run_id, "%s", source);
+        c->source.step = source_step;
+        c->source.weights_only = weights_only != 0;
         c->fill_shard = fill != 0;
         c->memory_bytes = memory;
         c->steps = steps;
@@ -149,5 +197,7 @@ int zt_run_config_from_json(const char *text, struct zt_run_config *c, struct zt
         parse_allowed(allowed, c);
     }
     json_decref(j);
+    if (!good)
+        return zt_fail(err, ZT_EIO, "the stored configuration of the run is damaged: source_manifest");
     return rc ? zt_fail(err, ZT_EIO, "the stored configuration of the run is damaged: %s", why.text) : 0;
 }

@@ -197,8 +197,7 @@ static int recover(struct zt_shell *sh, struct zt_error *err)
         return code;
     for (size_t i = 0; i < r.recovery.n_runs && !code; i++) {
         code = zt_run_info_add(sh, &r.texts[i], err);
-        r.texts[i].yaml = NULL; /* taken over, or freed, either way */
-        r.texts[i].overrides = NULL;
+        memset(&r.texts[i], 0, sizeof r.texts[i]); /* taken over, or freed, either way */
     }
     struct zt_machine_config mc;
     zt_machine_config_default(&mc);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/shell.h: the inside of `zcoord serve`, shared by its files:
  *   serve.c     life: folders, token, store, recovery, socket, timer, signals, stop
- *   dispatch.c  messages -> events of the machine, or reads, or log pieces
+ *   dispatch.c  messages -> events of the machine, or reads, or log pieces; dispatch_ckpt.c: those of checkpoints
+ *   submit.c    Submit: the file checked again, what it begins from, the run's blobs
  *   effects.c   effects of the machine -> store batches, replies (after durability), pushes
  *   requests.c  requests that wait for an answer, and sessions
  *   readers.c   read requests on libuv's thread pool, each with its own database connection
@@ -43,7 +44,8 @@ struct zt_request {
     Zt__Envelope *env; void *arena; /* a copy, for blobs; NULL when none are needed */
     struct zt_run_blobs run;    /* Submit: texts owned below */
     char *normalised, *overrides, *hash;
-    char *mode;
+    char *mode, *folder;
+    struct zt_ckpt_source source;    /* Submit that begins from another run's checkpoint */
     uint8_t *oom; size_t oom_bytes; /* ReportFailure */
     bool client;                /* may be answered BUSY when the disk refuses */
     bool answered;
@@ -58,7 +60,7 @@ struct zt_request *zt_request_new(struct zt_shell *sh, const struct zt_session *
                                   struct zt_error *err);
 struct zt_request *zt_request_find(struct zt_shell *sh, uint64_t id);
 void zt_request_end(struct zt_shell *sh, uint64_t id); /* answered: forget it */
-/* Drops a closed session's waiting GetCommId requests, which the machine forgets without an answer. */
+/* Drops a closed session's waiting GetCommId and GetShards requests, which the machine forgets without an answer. */
 void zt_requests_drop_waiting(struct zt_shell *sh, uint64_t session);
 void zt_requests_free(struct zt_shell *sh);
 /* Answers by session and wire id; nothing happens when the connection is gone. */
@@ -66,7 +68,7 @@ void zt_answer(struct zt_shell *sh, uint64_t session, uint64_t wire_id, Zt__Enve
 void zt_answer_error(struct zt_shell *sh, uint64_t session, uint64_t wire_id, int code, const char *message);
 
 /* ---------------------------------------------------------------- effects.c */
-struct zt_wait_reply { struct zt_wait_reply *next; struct zt_fx_reply reply; };
+struct zt_wait_reply { struct zt_wait_reply *next; struct zt_fx_reply reply; struct zt_ckpt_part *parts; /* of the reply */ };
 /* What a live run's assignments are made of. */
 struct zt_run_info { struct zt_run_info *next; struct zt_run_text text; char **overrides; size_t n_overrides; };
 
@@ -84,6 +86,25 @@ void zt_dispatch(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *
 void zt_dispatch_closed(struct zt_shell *sh, uint64_t session);
 /* The second half of Cancel, once a reader has found the run. */
 void zt_dispatch_cancel(struct zt_shell *sh, uint64_t session, const Zt__Envelope *env, const struct zt_run_ref *ref);
+void zt_refuse(struct zt_session *s, const Zt__Envelope *env, int code, const char *message);
+/* Registers the request and runs the event. keep_copy: its blobs are needed later. */
+void zt_dispatch_step(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env, struct zt_event *ev, bool keep_copy);
+/* NULL, or what is wrong with the place a worker's message names. */
+const char *zt_bad_place(const char *run_id, uint32_t rank);
+
+/* ---------------------------------------------------------------- dispatch_ckpt.c */
+void zt_dispatch_ckpt(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env); /* ShardDone .. RankLoaded */
+void zt_on_set_checkpoint(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env);
+/* The second half, once a reader has found run and row; read_txn: durable when it began. */
+void zt_dispatch_set_checkpoint(struct zt_shell *sh, uint64_t session, const Zt__Envelope *env, const struct zt_run_ref *ref,
+                                const struct zt_ckpt_facts *facts, uint64_t read_txn);
+
+/* ---------------------------------------------------------------- submit.c */
+void zt_on_submit(struct zt_shell *sh, struct zt_session *s, const Zt__Envelope *env);
+/* Reader's thread: the checkpoint of another run that this submit begins from, or 0 with an empty run_id. */
+int zt_submit_resolve(sqlite3 *db, const Zt__Submit *m, struct zt_ckpt_source *out, struct zt_error *err);
+/* The second half. source: taken over, also on failure; NULL or an empty run_id = none. */
+void zt_dispatch_submit(struct zt_shell *sh, uint64_t session, const Zt__Envelope *env, struct zt_ckpt_source *source, uint64_t read_txn);
 
 /* ---------------------------------------------------------------- readers.c */
 struct zt_readers;

@@ -14,6 +14,39 @@ static int run_index(const char *run_id) {
     ZT_ASSERT(B.n_runs < BENCH_RUNS);
     return B.n_runs++;
 }
+static int ckpt_index(const char *run_id, int64_t step) {
+    for (int i = 0; i < B.n_ckpts; i++)
+        if (B.ckpt[i].step == step && !strcmp(B.ckpt[i].run_id, run_id)) return i;
+    return -1;
+}
+static void keep_ckpt(const struct zt_row_ckpt *row, bool gone) {
+    int i = ckpt_index(row->run_id, row->step), n = 0;
+    if (gone && i >= 0) B.ckpt[i] = B.ckpt[--B.n_ckpts];
+    if (!gone && i < 0) {
+        ZT_ASSERT(B.n_ckpts < 64);
+        i = B.n_ckpts++;
+    }
+    if (!gone) B.ckpt[i] = *row;
+    for (int k = 0; k < B.n_parts; k++) {
+        bool drop = B.part[k].step == row->step && !strcmp(B.part[k].run_id, row->run_id) &&
+                    (gone || row->state != ZT_CKPT_WRITING);
+        if (!drop) B.part[n++] = B.part[k];
+    }
+    B.n_parts = n;
+}
+static void set_ckpt(const struct zt_effect *e) {
+    int i = ckpt_index(e->u.ckpt_set.run_id, e->u.ckpt_set.step);
+    if (i < 0) return;
+    struct zt_row_ckpt *c = &B.ckpt[i];
+    switch (e->u.ckpt_set.what) {
+    case ZT_SET_PIN: c->pinned = true; break;
+    case ZT_SET_UNPIN: c->pinned = false; break;
+    case ZT_SET_VERIFIED: c->verified = true; c->state = ZT_CKPT_COMMITTED; break;
+    case ZT_SET_CORRUPT: c->verified = false; c->state = ZT_CKPT_CORRUPT; break;
+    case ZT_SET_DELETE: c->state = ZT_CKPT_DELETING; break;
+    case ZT_SET_DELETED: B.ckpt[i] = B.ckpt[--B.n_ckpts]; break;
+    }
+}
 static void keep_row(const struct zt_effect *e) {
     int r;
     switch (e->kind) {
@@ -39,6 +72,19 @@ static void keep_row(const struct zt_effect *e) {
         ZT_ASSERT(B.n_keys < 16);
         B.key[B.n_keys++] = e->u.key;
         break;
+    case ZT_FX_ROW_CKPT:
+        keep_ckpt(&e->u.ckpt, false);
+        break;
+    case ZT_FX_ROW_CKPT_GONE:
+        keep_ckpt(&e->u.ckpt, true);
+        break;
+    case ZT_FX_ROW_PART:
+        ZT_ASSERT(B.n_parts < 64);
+        B.part[B.n_parts++] = e->u.part;
+        break;
+    case ZT_FX_CKPT_SET:
+        set_ckpt(e);
+        break;
     case ZT_FX_ROW_EVENT:
         B.event[B.n_events++ % 512] = e->u.event;
         break;
@@ -63,6 +109,10 @@ int bench_step(struct zt_event *ev) {
         if (e->kind == ZT_FX_REPLY) {
             B.reply = e->u.reply;
             B.n_replies++;
+            if (e->u.reply.to == ZT_EV_GET_SHARDS && !e->u.reply.code) {
+                B.n_shards = e->u.reply.n_parts;
+                memcpy(B.shards, e->u.reply.parts, sizeof *B.shards * (size_t)B.n_shards);
+            }
             if (e->u.reply.request == B.n_requests) code = e->u.reply.code;
         }
         for (int w = 0; w < B.n_workers && e->kind == ZT_FX_DESIRED; w++)
@@ -117,6 +167,10 @@ void bench_reopen(void) {
                             .key_age_ms = key_age,
                             .run_age_ms = age,
                             .run_started_age_ms = started,
+                            .ckpts = B.ckpt,
+                            .n_ckpts = (size_t)B.n_ckpts,
+                            .parts = B.part,
+                            .n_parts = (size_t)B.n_parts,
                             .last_order = 100};
     for (int i = 0; i < B.n_workers; i++) workers[r.n_workers++] = B.w[i].row;
     for (int i = 0; i < B.n_runs; i++) {
@@ -227,6 +281,7 @@ int bench_submit_key(const char *name, struct zt_run_config c, int key) {
     ev.u.submit.run_id = run_id;
     ev.u.submit.name = name;
     ev.u.submit.config = &c;
+    ev.u.submit.read_txn = c.source.run_id[0] ? B.read_txn : 0;
     int code = bench_step(&ev);
     return code ? code : run_index(B.reply.run_id);
 }
@@ -320,4 +375,96 @@ const struct zt_row_event *bench_find_event(const char *kind) {
     for (int i = B.n_events; i > 0 && i > B.n_events - 512; i--)
         if (!strcmp(B.event[(i - 1) % 512].kind, kind)) return &B.event[(i - 1) % 512];
     return NULL;
+}
+
+/* ---- checkpoints */
+static struct zt_ckpt_part a_part(int rank) {
+    struct zt_ckpt_part p = {.bytes = 100 + rank, .stall_seconds = 0.25, .write_seconds = 1 + rank};
+    p.index[0] = (uint8_t)(rank + 1);
+    p.parameter_hash[0] = (uint8_t)(rank + 1);
+    p.state_hash[0] = (uint8_t)(2 * (rank + 1));
+    return p;
+}
+int bench_shard(int run, int rank, int64_t step) {
+    struct zt_event ev = of_rank(run, rank, ZT_EV_SHARD_DONE);
+    ev.u.shard.step = step;
+    ev.u.shard.part = a_part(rank);
+    return bench_step(&ev);
+}
+int bench_get_shards(int run, int64_t step) {
+    struct zt_event ev = of_rank(run, 0, ZT_EV_GET_SHARDS);
+    ev.u.commit.step = step;
+    B.n_shards = 0;
+    return bench_step(&ev);
+}
+int bench_commit_of(int run, int64_t step, int64_t bytes, const char *parameter_hash, int manifest) {
+    struct zt_event ev = of_rank(run, 0, ZT_EV_CKPT_COMMIT);
+    uint8_t sha[32] = {(uint8_t)manifest, 1};
+    ev.u.commit.step = step;
+    ev.u.commit.bytes = bytes;
+    ev.u.commit.manifest = sha;
+    ev.u.commit.parameter_hash = parameter_hash;
+    ev.u.commit.state_hash = "";
+    return bench_step(&ev);
+}
+int bench_ckpt_commit(int run, int64_t step) {
+    int64_t bytes = 0;
+    for (int k = 0; k < B.run[run].workers; k++) bytes += a_part(k).bytes;
+    return bench_commit_of(run, step, bytes, "", (int)(step % 251));
+}
+int bench_removed(int run, int64_t step) {
+    struct zt_event ev = of_rank(run, 0, ZT_EV_CKPT_REMOVED);
+    ev.u.commit.step = step;
+    return bench_step(&ev);
+}
+int bench_ckpt_failed(int run, int rank, int64_t step, bool disk_full) {
+    struct zt_event ev = of_rank(run, rank, ZT_EV_CKPT_FAILED);
+    ev.u.ckpt_failed.step = step;
+    ev.u.ckpt_failed.message = "no room";
+    ev.u.ckpt_failed.disk_full = disk_full;
+    return bench_step(&ev);
+}
+int bench_loaded(int run, int rank, int64_t step) {
+    struct zt_event ev = of_rank(run, rank, ZT_EV_RANK_LOADED);
+    ev.u.loaded.step = step;
+    ev.u.loaded.seconds = 0.5 + rank;
+    return bench_step(&ev);
+}
+int bench_loaded_all(int run, int64_t step) {
+    int code = 0;
+    for (int k = 0; k < B.run[run].workers && !code; k++) code = bench_loaded(run, k, step);
+    return code;
+}
+int bench_set(int run, int64_t step, enum zt_ckpt_set what, int key) {
+    struct zt_event ev = {.kind = ZT_EV_CKPT_SET};
+    uint8_t k[16] = {(uint8_t)key, 9};
+    const struct zt_row_ckpt *c = bench_ckpt(run, step);
+    ev.u.ckpt_set.key = k;
+    ev.u.ckpt_set.run_id = B.run[run].run_id;
+    ev.u.ckpt_set.step = step;
+    ev.u.ckpt_set.what = what;
+    ev.u.ckpt_set.message = "looked at";
+    ev.u.ckpt_set.read_txn = zt_machine_durable(B.m);
+    ev.u.ckpt_set.found = c != NULL;
+    if (c) ev.u.ckpt_set.state = c->state;
+    if (c) ev.u.ckpt_set.pinned = c->pinned;
+    for (int i = 0; i < B.n_ckpts; i++)
+        ev.u.ckpt_set.others += &B.ckpt[i] != c && !strcmp(B.ckpt[i].run_id, B.run[run].run_id) &&
+                                B.ckpt[i].state == ZT_CKPT_COMMITTED && B.ckpt[i].verified;
+    return bench_step(&ev);
+}
+int bench_save(int run, int64_t step) {
+    for (int k = 0; k < B.run[run].workers; k++) {
+        bool anew = B.attempt[run].from == ZT_START_SOURCE && B.run[run].config.source.weights_only;
+        int64_t base = anew ? 0 : B.attempt[run].start_step;
+        int64_t have = B.stored[run][k] > base ? B.stored[run][k] : base;
+        if (step > have) ZT_ASSERT(bench_steps(run, k, have + 1, step, 0.1) == 0);
+        int code = bench_shard(run, k, step);
+        if (code) return code;
+    }
+    return bench_ckpt_commit(run, step);
+}
+const struct zt_row_ckpt *bench_ckpt(int run, int64_t step) {
+    int i = ckpt_index(B.run[run].run_id, step);
+    return i < 0 ? NULL : &B.ckpt[i];
 }

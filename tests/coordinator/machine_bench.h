@@ -18,6 +18,9 @@ struct bench {
     struct zt_row_rank rank[BENCH_RUNS][BENCH_WORLD]; int64_t stored[BENCH_RUNS][BENCH_WORLD];
     struct zt_row_failure failure[64]; int n_failures;
     struct zt_row_key key[16]; int n_keys;
+    struct zt_row_ckpt ckpt[64]; int n_ckpts; struct zt_row_part part[64]; int n_parts;
+    uint64_t read_txn;           /* of the next submit that begins from another run */
+    struct zt_ckpt_part shards[BENCH_WORLD]; int n_shards; /* of the last answer to GET_SHARDS */
     struct bench_worker w[BENCH_WORKERS]; int n_workers;
     struct zt_fx_reply reply; int n_replies; /* the last one */
     struct zt_row_event event[512]; int n_events;
@@ -54,5 +57,18 @@ void bench_form(int run);                       /* spawns and says READY on ever
 enum zt_run_state bench_state(int run);
 struct zt_event bench_event(enum zt_event_kind kind, int w);
 const struct zt_row_event *bench_find_event(const char *kind); /* newest of that kind; NULL */
+
+/* Checkpoints. The part of rank K has 100 + K bytes and hashes that are K + 1 and 2 (K + 1). */
+int bench_shard(int run, int rank, int64_t step);
+int bench_get_shards(int run, int64_t step);    /* 1 = it waits */
+int bench_ckpt_commit(int run, int64_t step);   /* of what bench_shard's parts add up to */
+int bench_commit_of(int run, int64_t step, int64_t bytes, const char *parameter_hash, int manifest);
+int bench_removed(int run, int64_t step);
+int bench_ckpt_failed(int run, int rank, int64_t step, bool disk_full);
+int bench_loaded(int run, int rank, int64_t step);
+int bench_loaded_all(int run, int64_t step);
+int bench_set(int run, int64_t step, enum zt_ckpt_set what, int key); /* facts of B.ckpt for a run that is not live */
+int bench_save(int run, int64_t step);          /* steps reported up to it, all parts, the commit; its code */
+const struct zt_row_ckpt *bench_ckpt(int run, int64_t step); /* the stored row, NULL = none */
 
 #endif
