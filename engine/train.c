@@ -21,7 +21,7 @@ static bool eval_due(const struct zt_trainer *t, bool last) {
 }
 
 static int one_step(struct zt_trainer *t, struct zt_train_result *result, struct zt_error *err) {
-    struct zt_hash128 hash;
+    struct zt_hash128 hash, state;
     int rc = 0;
     zt_report_begin(t);
     zt_trace_begin(t);
@@ -31,17 +31,23 @@ static int one_step(struct zt_trainer *t, struct zt_train_result *result, struct
     t->report.last = last;
     if (hash_due(t, last)) {
         TRY(zt_trainer_check_hash(t, &hash, err));
+        TRY(zt_trainer_state_hash(t, &state, err));
         zt_hash_text(hash, t->report.parameter_hash);
+        zt_hash_text(state, t->report.state_hash);
         memcpy(result->parameter_hash, t->report.parameter_hash, sizeof result->parameter_hash);
     }
     TRY(zt_report_memory(t, err));
     zt_report_dtypes(t);
     if (eval_due(t, last)) TRY(zt_trainer_eval(t, err));
+    zt_trainer_save(t, last);
     result->steps = t->step;
     if (t->config->progress) atomic_store(&t->config->progress->step, t->step);
     if (t->hooks->step) TRY(t->hooks->step(t->hooks->arg, &t->report, err));
-    if (t->stop && !last)
+    zt_trainer_save_write(t);
+    if (t->stop && !last) {
+        zt_trainer_save_finish(t);
         TRY(zt_fail(err, ZT_ECANCELLED, "stopped after step %lld as asked", (long long)t->step));
+    }
 out:
     return rc;
 }
@@ -82,6 +88,7 @@ int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
     *result = (struct zt_train_result){.peer = -1};
     TRY(zt_trainer_open(t, err));
     for (t->step = t->resumed + 1; t->step <= t->total_steps; t->step++) TRY(one_step(t, result, err));
+    zt_trainer_save_finish(t);
     zt_progress_state(t, ZT_TRAINER_DONE);
 out:
     if (rc) {
@@ -90,6 +97,7 @@ out:
             zt_fail_prefix(err, "memory.limit_gib is %g", c->spec->memory.limit_gib);
         zt_fail_prefix(err, "rank %d", c->rank);
     }
+    if (rc == ZT_ENAN) zt_trainer_save_finish(t); /* of a step before, which was good */
     zt_trainer_close(t, rc != 0 && !seen_by_all(rc));
     return rc;
 }

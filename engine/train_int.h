@@ -124,6 +124,8 @@ struct zt_trainer {
     int64_t skipped;              /* steps so far */
     struct zt_window window;
     struct zt_growth growth;
+    struct zt_saver *saver; /* NULL: this run saves nothing */
+    int64_t saves_skipped;
     struct zt_trace trace;
     struct zt_row feed;        /* device, one micro-batch */
     int64_t *words;            /* host, control messages: world * ZT_CONTROL_WORDS */
@@ -132,6 +134,7 @@ struct zt_trainer {
     int64_t tokens;            /* supervised, of all ranks, so far */
     struct zt_window_peak init_peak, load_peak; /* told with the first step */
     bool counts_static, stop, dtypes_told;
+    bool saving; /* on some rank a save was in flight when the step's control message went */
     int diverged; /* rank that train_agree.c found to be wrong, -1 */
     struct zt_step_report report;
 };
@@ -153,6 +156,13 @@ int zt_trainer_agree(struct zt_trainer *t, struct zt_error *err);
  * whole model. ZT_EDIVERGED names rank, unit and tensor; t->diverged is the rank where a majority
  * says which one it is, else -1. */
 int zt_trainer_check_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
+
+/* train_save.c: around a step that is over; nothing of it fails training. */
+int zt_trainer_save_open(struct zt_trainer *t, struct zt_error *err);
+bool zt_trainer_save_busy(const struct zt_trainer *t); /* what this rank says of its writer */
+void zt_trainer_save(struct zt_trainer *t, bool last);  /* copies, when it is due */
+void zt_trainer_save_write(struct zt_trainer *t);       /* after the step was reported */
+void zt_trainer_save_finish(struct zt_trainer *t);      /* before the end */
 
 /* train_load.c: into an open trainer. Every rank calls each in this order.
  *

@@ -331,6 +331,7 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {
     t->stage = ZT_STAGE_RUN;
     TRY(open_runtime(t, err));
     zt_report_window(&t->ledger, t->runtime, &t->init_peak);
+    TRY(zt_trainer_save_open(t, err));
     zt_progress_state(t, ZT_TRAINER_RUNNING);
 out:
     return rc;
@@ -339,6 +340,7 @@ out:
 void zt_trainer_close(struct zt_trainer *t, bool failed) {
     /* A failure of this rank alone: the others, and our own queued collectives, must not wait. */
     if (failed && t->world) zt_comm_abort(t->world);
+    zt_saver_destroy(t->saver, true);
     zt_loader_destroy(t->loader);
     zt_runtime_destroy(t->runtime);
     zt_model_destroy(t->model);

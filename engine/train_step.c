@@ -8,13 +8,13 @@
 #include "engine/train_int.h"
 
 /* What every rank says about its window, once per step, before the update. */
-enum word { W_LOSS = 0, W_VALID = ZT_FIXSUM_WORDS, W_ROWS, W_INPUT, W_COMM_NS, W_STOP, W_COUNT };
+enum word { W_LOSS = 0, W_VALID = ZT_FIXSUM_WORDS, W_ROWS, W_INPUT, W_COMM_NS, W_STOP, W_SAVING, W_COUNT };
 _Static_assert((int)W_COUNT <= ZT_CONTROL_WORDS, "control message");
 
 struct totals {
     struct zt_fixsum loss;
     int64_t valid, rows, least_comm_ns;
-    bool stop;
+    bool stop, saving;
 };
 
 static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t comm_ns,
@@ -27,6 +27,7 @@ static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t 
     own[W_INPUT] = t->window.input_tokens;
     own[W_COMM_NS] = comm_ns;
     own[W_STOP] = t->hooks->stop && t->hooks->stop(t->hooks->arg);
+    own[W_SAVING] = zt_trainer_save_busy(t);
     int rc = zt_all_gather(t->control, own, t->words, W_COUNT, ZT_I64, zt_device_compute(t->device),
                            &why, err);
     if (rc) return rc;
@@ -35,6 +36,7 @@ static int exchange(struct zt_trainer *t, const struct zt_fixsum *loss, int64_t 
         const int64_t *w = t->words + (ptrdiff_t)i * W_COUNT;
         if (w[W_COMM_NS] < all->least_comm_ns) all->least_comm_ns = w[W_COMM_NS];
         all->stop |= w[W_STOP] != 0;
+        all->saving |= w[W_SAVING] != 0;
         /* Tensor ranks see the same data; the first of them speaks for it. */
         if (zt_mesh_coords(t->mesh, i).tensor != 0) continue;
         struct zt_fixsum s;
@@ -211,6 +213,8 @@ int zt_trainer_step(struct zt_trainer *t, struct zt_error *err) {
     report_loss(t, &loss, comm_ns, &total, &all);
     TRY(update(t, err));
     t->stop = all.stop;
+    t->saving = all.saving;
+    t->tokens += all.valid;
     int64_t end = zt_trainer_now(t);
     if (zt_intervals_finish(&t->intervals, end, &r->exposed))
         TRY(zt_fail(err, ZT_ENOMEM, "step intervals: no host memory"));

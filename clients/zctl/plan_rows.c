@@ -227,6 +227,7 @@ static json_t *chosen(const struct zt_planning *p) {
     put(o, "reduce_dtype", json_string(zt_dtype_name(p->spec.precision.reduce_dtype)));
     put(o, "headroom_bytes", json_integer(k->capacity_bytes - k->peak_reserved_bytes));
     put(o, "host_bytes", json_integer(k->host.total));
+    put(o, "host_checkpoint_bytes", json_integer(k->host.checkpoint));
     put(o, "comm_seconds_estimate", zt_json_real(true, k->exposed.comm_seconds));
     put(o, "exposed_share_estimate", zt_json_real(true, zt_plan_exposed_share(k)));
     put(o, "exposed_by", by);

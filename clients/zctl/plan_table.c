@@ -148,6 +148,9 @@ static int print_memory(FILE *out, const struct zt_planning *p, struct zt_error 
             bytes(k->persistent.parameters, b), bytes(k->persistent.gradients, c), bytes(k->persistent.optimizer, d));
     fprintf(out, "capacity  %s of the allocator; besides it (stated): %s on the device, %s on the host\n",
             bytes(k->capacity_bytes, a), bytes(k->outside_bytes, b), bytes(k->host.total, c));
+    if (k->host.checkpoint > 0)
+        fprintf(out, "          of the host's: %s (%lld bytes, exact) staging of checkpoints, on rank %d, which saves the most\n",
+                bytes(k->host.checkpoint, a), (long long)k->host.checkpoint, k->host.checkpoint_rank);
     if (k->fits)
         fprintf(out, "fits      %s %s\n", bytes(room < 0 ? -room : room, a),
                 room < 0 ? "less than the reserved peak: cached blocks are given back under way" : "above the reserved peak");

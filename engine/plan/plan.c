@@ -430,8 +430,8 @@ int zt_plan_make(const struct zt_plan_config *c, struct zt_plan **out, struct zt
     double limit = spec.memory.limit_gib * 1073741824.0;
     if (limit > 0 && limit < (double)p->capacity_bytes) p->capacity_bytes = (int64_t)limit;
     p->outside_bytes = c->device->outside_bytes;
-    plan_host(c, p->world, c->ranks_per_host ? c->ranks_per_host : c->device->ranks_per_host,
-              &p->host);
+    TRY(plan_host(c, p->world, c->ranks_per_host ? c->ranks_per_host : c->device->ranks_per_host,
+                  &p->host, err));
     spec.training.steps = steps;
     spec.training.epochs = 0;
     spec.metrics.log_freq = 1;

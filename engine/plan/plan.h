@@ -26,7 +26,7 @@
 /* Micro-steps of a step that are simulated, at most. */
 #define ZT_PLAN_MICROS_MAX 16
 
-/* Rows of `zctl memory` (D6); save and load occur once there are checkpoints. */
+/* Rows of `zctl memory` (D6). */
 enum zt_window_name {
     ZT_WINDOW_INIT = 0, ZT_WINDOW_FIRST_STEP, ZT_WINDOW_STEADY, ZT_WINDOW_EVAL, ZT_WINDOW_SAVE, ZT_WINDOW_LOAD,
     ZT_WINDOW_COUNT
@@ -88,6 +88,9 @@ struct zt_plan_host {
     int64_t staging;                     /* of tcp, where ranks are on several hosts */
     int64_t products;                    /* cpu, 16-bit recipes: fp32 copies of the largest product, where it is emulated */
     int64_t control;                     /* messages of all ranks, event log of collectives */
+    int64_t checkpoint;                  /* buffer that saves are copied into: exact, of the rank that writes the most; */
+    int checkpoint_rank;                 /* and which that is. A file in shared memory where a copy is kept there */
+    int64_t neighbour;                   /* checkpoint.memory_copies 2 on several hosts: files of another rank, at most */
     int64_t program;                     /* code, libraries, two threads: an allowance */
     int64_t total;
 };

@@ -29,8 +29,8 @@ static int64_t largest_product(const struct zt_spec *s) {
     return most;
 }
 
-void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
-               struct zt_plan_host *h) {
+int plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
+              struct zt_plan_host *h, struct zt_error *err) {
     const struct zt_spec *s = c->spec;
     const struct zt_recipe *r = zt_recipe_find(s->precision.recipe);
     int64_t micro = s->training.local_batch_size * s->training.seq_len;
@@ -44,5 +44,9 @@ void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
         .products = !c->device->queued && r->compute != ZT_F32 ? largest_product(s) : 0,
         .control = RING + (int64_t)world * 256,
         .program = PROGRAM + 2 * A_THREAD};
-    h->total = h->window + h->reader + h->staging + h->products + h->control + h->program;
+    int rc = plan_save(s, &h->checkpoint, &h->checkpoint_rank, err);
+    if (far && s->checkpoint.memory_copies > 1) h->neighbour = h->checkpoint;
+    h->total = h->window + h->reader + h->staging + h->products + h->control + h->program +
+               h->checkpoint + h->neighbour;
+    return rc;
 }

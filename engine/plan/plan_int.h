@@ -32,8 +32,11 @@ struct plan_run {
 };
 /* 0, ZT_EOOM when it does not fit (run->result tells where), or why the trainer refuses. */
 int plan_run(struct plan_run *run, struct zt_error *err);
+/* plan_save.c: bytes of the files of the rank that writes most of a checkpoint, and which that is; 0 when
+ * the run saves nothing. */
+int plan_save(const struct zt_spec *s, int64_t *bytes, int *rank, struct zt_error *err);
 /* plan_host.c */
-void plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
-               struct zt_plan_host *h);
+int plan_host(const struct zt_plan_config *c, int world, int ranks_per_host,
+               struct zt_plan_host *h, struct zt_error *err);
 
 #endif
