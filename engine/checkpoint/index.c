@@ -71,7 +71,7 @@ static void get_file(struct zt_json *j, struct zt_index_file *f, int rank) {
             zt_json_copy(j, f->name, sizeof f->name);
             if (!j->rc && !own_name(f->name, rank)) zt_json_fail(j, "is not the name of a file of rank %d", rank);
         } else if (k == 1) {
-            f->bytes = zt_json_int(j, 8, INT64_MAX - ZT_CKPT_PIECE);
+            f->bytes = zt_json_whole(j, 8, INT64_MAX - ZT_CKPT_PIECE);
         } else if (k == 2) {
             zt_json_hex(j, f->sha256.byte, sizeof f->sha256.byte);
         } else {
@@ -124,7 +124,7 @@ static void get_parts(struct zt_json *j, struct zt_index *x, const struct zt_man
         if (!p) return;
         for (zt_json_list(j); zt_json_more(j); n++) {
             if (n < 8)
-                v[n] = zt_json_int(j, least[n], most[n]);
+                v[n] = zt_json_whole(j, least[n], most[n]);
             else
                 zt_json_fail(j, "more than eight numbers");
         }
@@ -149,9 +149,9 @@ int zt_index_parse(const char *file, char *text, size_t n, const struct zt_manif
         if (!(seen & 1)) zt_json_fail(&j, "'format' has to come first");
         switch (f) {
         case FORMAT: zt_json_format(&j); break;
-        case STEP: x->step = zt_json_int(&j, m->position.step, m->position.step); break;
-        case GENERATION: x->generation = (uint32_t)zt_json_int(&j, m->generation, m->generation); break;
-        case RANK: zt_json_int(&j, rank, rank); break;
+        case STEP: x->step = zt_json_whole(&j, m->position.step, m->position.step); break;
+        case GENERATION: x->generation = (uint32_t)zt_json_whole(&j, m->generation, m->generation); break;
+        case RANK: zt_json_whole(&j, rank, rank); break;
         case P_HASH: zt_json_hash(&j, &x->parameter_hash); break;
         case S_HASH: zt_json_hash(&j, &x->state_hash); break;
         case FILES: get_files(&j, x); break;

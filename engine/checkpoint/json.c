@@ -263,7 +263,7 @@ void zt_json_hex(struct zt_json *j, uint8_t *out, size_t bytes) {
     if (!good) zt_json_fail(j, "expected %zu hexadecimal digits", 2 * bytes);
 }
 
-int64_t zt_json_int(struct zt_json *j, int64_t least, int64_t most) {
+int64_t zt_json_whole(struct zt_json *j, int64_t least, int64_t most) {
     if (j->rc) return least;
     int c = peek(j);
     const bool minus = c == '-';

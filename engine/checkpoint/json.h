@@ -43,7 +43,7 @@ int zt_json_field(struct zt_json *j, const char *const *names, int count, uint64
 const char *zt_json_string(struct zt_json *j, size_t *n);           /* "" after a fault */
 void zt_json_copy(struct zt_json *j, char *out, size_t room);        /* no control characters */
 void zt_json_hex(struct zt_json *j, uint8_t *out, size_t bytes);     /* exactly 2 x bytes lower-case digits */
-int64_t zt_json_int(struct zt_json *j, int64_t least, int64_t most); /* least after a fault */
+int64_t zt_json_whole(struct zt_json *j, int64_t least, int64_t most); /* least after a fault */
 bool zt_json_bool(struct zt_json *j);
 bool zt_json_null(struct zt_json *j);                                /* takes null when it comes next */
 int zt_json_end(struct zt_json *j);                                  /* only white space is left; rc */

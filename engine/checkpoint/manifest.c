@@ -103,7 +103,7 @@ static void get_mesh(struct zt_json *j, struct zt_manifest *m) {
     int *const to[] = {&m->world, &m->replicate, &m->shard, &m->tensor};
     uint64_t seen = 0;
     zt_json_object(j);
-    for (int f; (f = zt_json_field(j, fields, 4, 0, &seen)) >= 0;) *to[f] = (int)zt_json_int(j, 1, ZT_CKPT_WORLD_MAX);
+    for (int f; (f = zt_json_field(j, fields, 4, 0, &seen)) >= 0;) *to[f] = (int)zt_json_whole(j, 1, ZT_CKPT_WORLD_MAX);
     if (!j->rc && (int64_t)m->replicate * m->shard * m->tensor != m->world)
         zt_json_fail(j, "mesh: %d x %d x %d are not %d ranks", m->replicate, m->shard, m->tensor, m->world);
 }
@@ -112,8 +112,8 @@ static double get_scale(struct zt_json *j) {
     int64_t v[2] = {0, 0};
     int n = 0;
     for (zt_json_list(j); zt_json_more(j); n++) {
-        if (n == 0) v[0] = zt_json_int(j, 1, (int64_t)1 << 53);
-        if (n == 1) v[1] = zt_json_int(j, -1100, 1100);
+        if (n == 0) v[0] = zt_json_whole(j, 1, (int64_t)1 << 53);
+        if (n == 1) v[1] = zt_json_whole(j, -1100, 1100);
         if (n == 2) zt_json_fail(j, "more than two numbers");
     }
     const double scale = ldexp((double)v[0], (int)v[1]);
@@ -129,8 +129,8 @@ static void get_scaler(struct zt_json *j, struct zt_position *p) {
     zt_json_object(j);
     for (int f; (f = zt_json_field(j, fields, 3, 0, &seen)) >= 0;) {
         if (f == 0) p->scale = get_scale(j);
-        if (f == 1) p->scale_good = zt_json_int(j, 0, ZT_CKPT_STEP_MAX);
-        if (f == 2) p->scale_hysteresis_left = (int)zt_json_int(j, 0, INT32_MAX);
+        if (f == 1) p->scale_good = zt_json_whole(j, 0, ZT_CKPT_STEP_MAX);
+        if (f == 2) p->scale_hysteresis_left = (int)zt_json_whole(j, 0, INT32_MAX);
     }
 }
 
@@ -151,7 +151,7 @@ static void get_position(struct zt_json *j, struct zt_position *p) {
     uint64_t seen = 0;
     zt_json_object(j);
     for (int f; (f = zt_json_field(j, fields, 10, 0, &seen)) >= 0;) {
-        if (f < 8) *numbers[f].to = zt_json_int(j, 0, numbers[f].most);
+        if (f < 8) *numbers[f].to = zt_json_whole(j, 0, numbers[f].most);
         if (f == 8) p->data_digest = get_word(j);
         if (f == 9) get_scaler(j, p);
     }
@@ -165,7 +165,7 @@ static void get_shape(struct zt_json *j, struct zt_saved_tensor *t) {
             zt_json_fail(j, "more than two dimensions");
             return;
         }
-        t->shape[t->ndim] = zt_json_int(j, 1, INT64_MAX / 8);
+        t->shape[t->ndim] = zt_json_whole(j, 1, INT64_MAX / 8);
         if (__builtin_mul_overflow(product, t->shape[t->ndim], &product) || product > INT64_MAX / 8)
             zt_json_fail(j, "too many elements");
     }
@@ -189,7 +189,7 @@ static void get_tensor(struct zt_json *j, struct zt_saved_tensor *t) {
     for (int f; (f = zt_json_field(j, fields, 8, 7u << 5, &seen)) >= 0;) {
         if (f == 0) zt_json_copy(j, t->name, sizeof t->name);
         if (f == 1) get_shape(j, t);
-        if (f == 2) t->number = (uint32_t)zt_json_int(j, 0, ZT_HASH_M - 1);
+        if (f == 2) t->number = (uint32_t)zt_json_whole(j, 0, ZT_HASH_M - 1);
         if (f == 3) t->frozen = zt_json_bool(j);
         if (f >= 4) get_kind(j, t, f - 4);
     }
@@ -238,7 +238,7 @@ static int get_ranks(struct zt_json *j, struct zt_manifest *m) {
         n++;
         zt_json_object(j);
         for (int f; (f = zt_json_field(j, fields, 2, 0, &seen)) >= 0;) {
-            if (f == 0) r->bytes = zt_json_int(j, 0, INT64_MAX);
+            if (f == 0) r->bytes = zt_json_whole(j, 0, INT64_MAX);
             if (f == 1) zt_json_hex(j, r->index.byte, sizeof r->index.byte);
         }
     }
@@ -286,7 +286,7 @@ static void get_spec(struct zt_json *j, struct zt_manifest *m) {
 }
 
 int zt_json_format(struct zt_json *j) {
-    const int64_t format = zt_json_int(j, 1, INT32_MAX);
+    const int64_t format = zt_json_whole(j, 1, INT32_MAX);
     if (!j->rc && format > ZT_CKPT_FORMAT)
         j->rc = zt_fail(j->err, ZT_EVERSION, "%s: checkpoint format %lld; this version reads up to %d: use the version that wrote it, or a newer one",
                         j->file, (long long)format, ZT_CKPT_FORMAT);
@@ -313,14 +313,14 @@ int zt_manifest_parse(const char *file, char *text, size_t n, struct zt_manifest
         case RECIPE: zt_json_copy(&j, m->recipe, sizeof m->recipe); break;
         case MODE: zt_json_copy(&j, m->mode, sizeof m->mode); break;
         case CONFIG: zt_json_copy(&j, m->config_hash, sizeof m->config_hash); break;
-        case GENERATION: m->generation = (uint32_t)zt_json_int(&j, 0, UINT32_MAX); break;
+        case GENERATION: m->generation = (uint32_t)zt_json_whole(&j, 0, UINT32_MAX); break;
         case MESH: get_mesh(&j, m); break;
         case POSITION: get_position(&j, &m->position); break;
         case SPEC: get_spec(&j, m); break;
         case P_HASH: zt_json_hash(&j, &m->parameter_hash); break;
         case S_HASH: zt_json_hash(&j, &m->state_hash); break;
         case PREVIOUS: zt_json_hex(&j, m->previous.byte, sizeof m->previous.byte); break;
-        case CREATED: m->created_ms = zt_json_int(&j, 0, INT64_MAX); break;
+        case CREATED: m->created_ms = zt_json_whole(&j, 0, INT64_MAX); break;
         case TENSORS: get_tensors(&j, m); break;
         case RANKS: ranks = get_ranks(&j, m); break;
         }

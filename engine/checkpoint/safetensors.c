@@ -54,7 +54,7 @@ static void read_shape(struct zt_json *j, struct entry *e, int64_t *elements) {
             return;
         }
         e->ndim++;
-        if (__builtin_mul_overflow(product, zt_json_int(j, 0, INT64_MAX), &product))
+        if (__builtin_mul_overflow(product, zt_json_whole(j, 0, INT64_MAX), &product))
             zt_json_fail(j, "the number of elements does not fit in 63 bits");
     }
     *elements = product;
@@ -65,7 +65,7 @@ static void read_offsets(struct zt_json *j, struct entry *e, int64_t values) {
     int n = 0;
     for (zt_json_list(j); zt_json_more(j); n++) {
         if (n < 2)
-            v[n] = zt_json_int(j, 0, values);
+            v[n] = zt_json_whole(j, 0, values);
         else
             zt_json_fail(j, "more than two numbers");
     }
