@@ -85,6 +85,9 @@ void zt_run_file_free(struct zt_run_file *f);
 /* o->resume: the run is found, and whether it may be gone on from is checked; ZT_EINVAL names the key that must not
  * differ. Without o->subject *f becomes that run's own file, with the overrides of the command line. */
 int zt_run_file_resume(const struct zt_options *o, struct zt_source *s, struct zt_run_file *f, struct zt_error *err);
+/* For zctl run: dir (n bytes) becomes the state folder that has the run, o->state or one of an earlier zctl run; nobody
+ * need be running there. */
+int zt_run_file_resume_here(const struct zt_options *o, struct zt_run_file *f, char *dir, size_t n, struct zt_error *err);
 
 /* ---- submit.c ---- */
 /* What was accepted but needs a word, on stderr. */
@@ -167,6 +170,8 @@ int zt_follow_logs(struct zt_follow *f, struct zt_source *s, FILE *out, struct z
 enum { ZT_LEVEL_DEBUG = 0, ZT_LEVEL_INFO, ZT_LEVEL_WARNING, ZT_LEVEL_ERROR };
 int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32_t least_level,
                      struct zt_error *err);
+/* From here on zt_follow_events prints what became of checkpoints too, whatever its level. */
+void zt_follow_news(struct zt_follow *f);
 /* Prints what is new until the run has ended and its last lines are in. On success *a is the run as it ended
  * (the caller's). */
 int zt_follow_to_end(struct zt_follow *f, struct zt_source *s, bool logs, bool events, FILE *out, struct zt_answer *a,

@@ -30,6 +30,7 @@ struct zt_follow {
     uint64_t log_after, event_after;
     bool logs_open;     /* by the newest answer: output may still come */
     bool tail_done;
+    bool news;          /* events of checkpoints at any level */
     struct stream *streams;
     int n_streams;
     json_t *rows;       /* -o json and csv: everything at once, at the end */
@@ -231,6 +232,16 @@ static void print_event(struct zt_follow *f, const Zt__Event *e, FILE *out) {
     json_decref(row);
 }
 
+void zt_follow_news(struct zt_follow *f) { f->news = true; }
+
+static bool is_news(const Zt__Event *e) {
+    static const char *const kinds[] = {"CHECKPOINT_COMMITTED", "CHECKPOINT_ADOPTED", "RESUMED", "WEIGHTS_LOADED"};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strcmp(e->kind, kinds[i]) == 0)
+            return true;
+    return false;
+}
+
 int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32_t least_level,
                      struct zt_error *err) {
     for (;;) {
@@ -249,7 +260,7 @@ int zt_follow_events(struct zt_follow *f, struct zt_source *s, FILE *out, uint32
         uint64_t before = f->event_after;
         for (size_t i = 0; i < l->n_events; i++) {
             f->event_after = l->events[i]->id > f->event_after ? l->events[i]->id : f->event_after;
-            if ((l->events[i]->has_level ? l->events[i]->level : 1) >= least_level)
+            if ((l->events[i]->has_level ? l->events[i]->level : 1) >= least_level || (f->news && is_news(l->events[i])))
                 print_event(f, l->events[i], out);
         }
         bool more = l->has_more && l->more && f->event_after > before;

@@ -45,8 +45,8 @@ static int dispatch(const struct zt_options *o) {
     case ZT_CMD_WORKERS: return zt_cmd_workers(o);
     case ZT_CMD_ESTIMATE: return zt_cmd_estimate(o);
     case ZT_CMD_CALIBRATE: return zt_cmd_calibrate(o);
-    case ZT_CMD_CHECKPOINT:
-    case ZT_CMD_DRILL: break; /* not in this version */
+    case ZT_CMD_CHECKPOINT: return zt_cmd_checkpoint(o);
+    case ZT_CMD_DRILL: return zt_cmd_drill(o);
     case ZT_CMD_VERSION: return zt_cmd_version(o);
     case ZT_CMD_HELP:
     case ZT_CMD_COUNT: break;

@@ -3,7 +3,9 @@
  * on from it. The newest step is chosen by the coordinator when it takes the run. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "clients/zctl/cmd.h"
+#include "clients/zctl/local.h"
 #include "core/resume.h"
 
 static int load_stored(const struct zt_options *o, struct zt_run_file *f, const Zt__RunDetail *d, struct zt_error *err) {
@@ -63,4 +65,25 @@ int zt_run_file_resume(const struct zt_options *o, struct zt_source *s, struct z
     }
     zt_answer_free(&a);
     return rc;
+}
+
+int zt_run_file_resume_here(const struct zt_options *o, struct zt_run_file *file, char *dir, size_t n, struct zt_error *err) {
+    char base[900];
+    int rc = o->state ? 0 : zt_local_base(base, sizeof base, err);
+    for (int i = 1; rc == 0 && i <= 64; i++) {
+        struct zt_options there = *o;
+        struct zt_source s;
+        snprintf(dir, n, i == 1 ? "%s" : "%s-%d", o->state ? o->state : base, i);
+        there.state = dir;
+        rc = zt_source_open(&there, &s, err);
+        if (rc == 0) {
+            rc = zt_run_file_resume(o, &s, file, err);
+            zt_source_close(&s);
+        }
+        if (rc != ZT_ENOTFOUND || o->state)
+            return rc;
+        rc = i == 1 || access(dir, F_OK) == 0 ? 0 : ZT_ENOTFOUND;
+    }
+    return zt_fail(err, ZT_ENOTFOUND, "--resume %.80s: no run of that name in %s; zctl --state DIR list shows those of another folder, "
+                                      "zctl submit those of a coordinator", o->resume, base);
 }

@@ -1,28 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clients/zctl/run.c: `zctl run FILE --workers N`: a private coordinator and N workers on this
- * machine, one run from start to end, a summary, and nothing left behind.
+ * machine (local.c), one run from start to end, a summary, and nothing left behind.
  *
  *   lock a state folder -> start zcoord on a free port -> start the workers -> submit -> follow
  *     |                      '--- restarted when they die, until they die at once three times
  *     '- .../ztrain/local, or local-2, ... when another zctl run has it
  *
  * Ctrl-C (or SIGTERM) cancels the run and waits for its end; a second one kills everything. */
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <poll.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <xxhash.h>
-#include "clients/zctl/children.h"
 #include "clients/zctl/cmd.h"
 #include "clients/zctl/json.h"
+#include "clients/zctl/local.h"
 #include "clients/zctl/out.h"
 #include "clients/zctl/predict.h"
 #include "core/units.h"
@@ -44,20 +36,16 @@ struct local {
     const struct zt_run_end *end; /* NULL: the summary */
     struct zt_run_file *file;
     struct zt_spec *spec;        /* resolved */
-    int workers;
-    double gib;                  /* of each worker; 0: not known, they choose themselves */
+    struct zt_local here;
     char *plan;                  /* goes with the submit; NULL: none */
     bool forced;
-    char dir[1024], token_path[1100], prefix[32]; /* prefix of the workers' names */
-    int lock, port, coord_out;
-    struct zt_child coord, *worker;
     struct zt_source source;
     struct zt_follow *events;
     char run[64];
     int64_t last_step, steps;
     struct totals t;
     double begun;
-    bool cancelled, line_open;
+    bool cancelled, late, enough, line_open; /* enough: the caller has seen what it wanted */
     FILE *lines;                 /* plain progress lines */
 };
 
@@ -90,225 +78,13 @@ void zt_watch_interrupts(void) {
 
 int zt_interrupts(void) { return interrupts; }
 
-/* ---------------------------------------------------------------------------------- state folder */
-
-static int make_folders(const char *path, struct zt_error *err) {
-    char copy[1024];
-    snprintf(copy, sizeof copy, "%s", path);
-    for (char *p = copy + 1;; p++) {
-        if (*p != '/' && *p != '\0')
-            continue;
-        char c = *p;
-        *p = '\0';
-        if (mkdir(copy, 0700) < 0 && errno != EEXIST)
-            return zt_fail(err, ZT_EIO, "cannot make the folder %s: %s", copy, strerror(errno));
-        *p = c;
-        if (c == '\0')
-            return 0;
-    }
-}
-
-/* 0 and the lock's descriptor in *fd; ZT_ECONFLICT when another zctl run has the folder. */
-static int lock_folder(const char *dir, int *fd, struct zt_error *err) {
-    char path[1100];
-    int rc = make_folders(dir, err);
-    if (rc)
-        return rc;
-    snprintf(path, sizeof path, "%s/zctl-run.lock", dir);
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (*fd < 0)
-        return zt_fail(err, ZT_EIO, "cannot write %s: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0)
-        return 0;
-    close(*fd);
-    *fd = -1;
-    return zt_fail(err, ZT_ECONFLICT, "another zctl run uses the folder %s; give another with --state", dir);
-}
-
-static int base_folder(char *out, size_t n, struct zt_error *err) {
-    const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    int m = -1;
-    if (xdg && xdg[0] == '/')
-        m = snprintf(out, n, "%s/ztrain/local", xdg);
-    else if (home && home[0] == '/')
-        m = snprintf(out, n, "%s/.local/state/ztrain/local", home);
-    else
-        return zt_fail(err, ZT_EINVAL, "no state folder: HOME is not set; give --state DIR");
-    return m > 0 && (size_t)m < n ? 0 : zt_fail(err, ZT_EINVAL, "the state folder's path is too long");
-}
-
-/* A worker's name is unique on its host, whatever coordinator it belongs to: the short ones are for
- * the one place where a user's runs are by default, whatever HOME says. */
-static bool home_folder(const char *base) {
-    const struct passwd *user = getpwuid(getuid());
-    char path[900];
-    int m = user ? snprintf(path, sizeof path, "%s/.local/state/ztrain/local", user->pw_dir) : -1;
-    return m > 0 && (size_t)m < sizeof path && !strcmp(base, path);
-}
-
-static int take_folder(struct local *l, struct zt_error *err) {
-    char base[900];
-    int rc;
-    if (l->o->state) {
-        char full[4096];
-        rc = strlen(l->o->state) < sizeof base ? make_folders(l->o->state, err)
-                                               : zt_fail(err, ZT_EINVAL, "--state is too long");
-        if (rc == 0 && (!realpath(l->o->state, full) || strlen(full) >= sizeof base))
-            rc = zt_fail(err, ZT_EINVAL, "--state %s: %s", l->o->state, strerror(errno));
-        if (rc)
-            return rc;
-        memcpy(l->dir, full, strlen(full) + 1);
-        snprintf(l->prefix, sizeof l->prefix, "local-%08x", XXH32(full, strlen(full), 0));
-        return lock_folder(l->dir, &l->lock, err);
-    }
-    rc = base_folder(base, sizeof base, err);
-    for (int i = 1; rc == 0 && i <= 64; i++) {
-        if (i == 1)
-            snprintf(l->dir, sizeof l->dir, "%s", base);
-        else
-            snprintf(l->dir, sizeof l->dir, "%s-%d", base, i);
-        if (!home_folder(base))
-            snprintf(l->prefix, sizeof l->prefix, "local-%08x", XXH32(l->dir, strlen(l->dir), 0));
-        else
-            snprintf(l->prefix, sizeof l->prefix, i == 1 ? "local" : "local%d", i);
-        rc = lock_folder(l->dir, &l->lock, err);
-        if (rc != ZT_ECONFLICT)
-            return rc;
-        rc = 0;
-    }
-    return rc ? rc : zt_fail(err, ZT_ECONFLICT, "64 runs at once; give a folder of its own with --state");
-}
-
-/* ---------------------------------------------------------------------------------- daemons */
-
-/* Its first line says where it listens. */
-static int read_port(struct local *l, struct zt_error *err) {
-    char line[256] = "", tail[800], how[32];
-    size_t n = 0;
-    int status = 0;
-    double end = zt_now() + 60;
-    while (!strchr(line, '\n') && n + 1 < sizeof line) {
-        struct pollfd p = {l->coord_out, POLLIN, 0};
-        ssize_t got = poll(&p, 1, 100) > 0 ? read(l->coord_out, line + n, sizeof line - 1 - n) : -1;
-        n += got > 0 ? (size_t)got : 0;
-        line[n] = '\0';
-        if (interrupts > 0)
-            return zt_fail(err, ZT_ECANCELLED, "interrupted before the run was submitted");
-        if (got == 0) { /* it closed its output: it is about to end */
-            zt_child_stop(&l->coord, 2);
-            return zt_fail(err, ZT_EIO, "zcoord did not start:\n%s",
-                           zt_child_tail(&l->coord, tail, sizeof tail));
-        }
-        if (zt_child_ended(&l->coord, &status))
-            return zt_fail(err, ZT_EIO, "zcoord did not start (%s):\n%s",
-                           zt_child_status(status, how, sizeof how),
-                           zt_child_tail(&l->coord, tail, sizeof tail));
-        if (zt_now() > end)
-            return zt_fail(err, ZT_EIO, "zcoord did not say where it listens; see %s", l->coord.log);
-    }
-    if (sscanf(line, "listening on 127.0.0.1:%d", &l->port) != 1)
-        return zt_fail(err, ZT_EPROTO, "zcoord's first line is \"%s\"; are zctl and zcoord of one version?", line);
-    return 0;
-}
-
-static int start_coord(struct local *l, struct zt_error *err) {
-    l->coord.argc = 0;
-    zt_child_arg(&l->coord, "zcoord");
-    zt_child_arg(&l->coord, "serve");
-    zt_child_arg(&l->coord, "--listen");
-    zt_child_arg(&l->coord, "127.0.0.1:%d", l->port);
-    zt_child_arg(&l->coord, "--state");
-    zt_child_arg(&l->coord, "%s", l->dir);
-    if (l->coord_out >= 0)
-        close(l->coord_out);
-    l->coord_out = -1;
-    int rc = zt_child_start(&l->coord, &l->coord_out, err);
-    return rc ? rc : read_port(l, err);
-}
-
-/* This machine's share for each worker: half of what is available, as the workers themselves do. */
-static double memory_share(int workers) {
-    FILE *f = fopen("/proc/meminfo", "re");
-    char line[128];
-    long long kib = 0;
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    int64_t bytes = (int64_t)kib * 1024 / 2 / workers;
-    return (double)(bytes / (int64_t)(2 * ZT_MIB) * (int64_t)(2 * ZT_MIB)) / (double)ZT_GIB;
-}
-
-static int start_worker(struct local *l, int i, struct zt_error *err) {
-    struct zt_child *c = &l->worker[i];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    long threads = l->o->threads > 0 ? l->o->threads : cores / l->workers > 1 ? cores / l->workers : 1;
-    char folder[1100];
-    snprintf(folder, sizeof folder, "%s/worker-%d", l->dir, i);
-    int rc = make_folders(folder, err);
-    if (rc)
-        return rc;
-    c->argc = 0;
-    zt_child_arg(c, "zworker");
-    zt_child_arg(c, "--coord");
-    zt_child_arg(c, "127.0.0.1:%d", l->port);
-    zt_child_arg(c, "--name");
-    zt_child_arg(c, "%s-%d", l->prefix, i);
-    zt_child_arg(c, "--state");
-    zt_child_arg(c, "%s", folder);
-    zt_child_arg(c, "--threads");
-    zt_child_arg(c, "%ld", threads);
-    if (l->gib > 0) {
-        zt_child_arg(c, "--memory-gib");
-        zt_child_arg(c, "%.17g", l->gib); /* to the byte */
-    }
-    c->env_name = "ZTRAIN_TOKEN_FILE";
-    c->env_value = l->token_path;
-    return zt_child_start(c, NULL, err);
-}
-
 static void end_line(struct local *l) {
     if (l->line_open)
         fputs("\r\033[K", stderr);
     l->line_open = false;
 }
 
-/* Starts again what has died; fails when it dies at once, again and again. */
-static int mind_child(struct local *l, int i, struct zt_error *err) {
-    struct zt_child *c = i < 0 ? &l->coord : &l->worker[i];
-    const char *name = i < 0 ? "zcoord" : "zworker";
-    int status;
-    char how[32], tail[800];
-    if (!zt_child_ended(c, &status))
-        return 0;
-    zt_child_status(status, how, sizeof how);
-    if (c->quick_deaths >= 3 || ++c->restarts > 1000)
-        return zt_fail(err, ZT_EIO, "%s keeps ending at once (%s); the end of %s:\n%s", name, how, c->log,
-                       zt_child_tail(c, tail, sizeof tail));
-    end_line(l);
-    fprintf(stderr, "zctl: %s %s ended (%s); starting it again\n", name, i < 0 ? "" : c->word[4], how);
-    return i < 0 ? start_coord(l, err) : start_worker(l, i, err);
-}
-
-static int mind_children(struct local *l, struct zt_error *err) {
-    int rc = mind_child(l, -1, err);
-    for (int i = 0; rc == 0 && i < l->workers; i++)
-        rc = mind_child(l, i, err);
-    return rc;
-}
-
-static void stop_all(struct local *l) {
-    for (int i = 0; l->worker && i < l->workers; i++)
-        if (l->worker[i].pid > 0)
-            kill(l->worker[i].pid, SIGTERM);
-    for (int i = 0; l->worker && i < l->workers; i++)
-        zt_child_stop(&l->worker[i], 10);
-    zt_child_stop(&l->coord, 10);
-    if (l->coord_out >= 0)
-        close(l->coord_out);
-    l->coord_out = -1;
-}
+static void on_message(void *arg) { end_line(arg); }
 
 /* ---------------------------------------------------------------------------------- the run */
 
@@ -358,7 +134,7 @@ static int submit(struct local *l, struct zt_error *err) {
     struct zt_submit_request req;
     double end = zt_now() + 120;
     bool told = false;
-    int rc = zt_submit_request_fill(&req, l->file, l->workers, l->plan, l->forced, err);
+    int rc = zt_submit_request_fill(&req, l->file, l->here.workers, l->plan, l->forced, err);
     if (rc)
         return rc;
     for (;;) {
@@ -374,14 +150,14 @@ static int submit(struct local *l, struct zt_error *err) {
             fprintf(stderr, "zctl: waiting for the earlier run of this name to end\n");
             told = true;
         }
-        rc = mind_children(l, err);
+        rc = zt_local_mind(&l->here, err);
         if (rc)
             return rc;
         zt_pause(0.5);
     }
     snprintf(l->run, sizeof l->run, "%s", a.env->submit_reply->run_id);
     fprintf(stderr, "zctl: run %s \"%s\" with %d worker%s on this machine; state in %s\n", l->run,
-            a.env->submit_reply->name, l->workers, l->workers == 1 ? "" : "s", l->dir);
+            a.env->submit_reply->name, l->here.workers, l->here.workers == 1 ? "" : "s", l->here.dir);
     zt_answer_free(&a);
     return 0;
 }
@@ -524,12 +300,13 @@ static int look(struct local *l, struct zt_answer *a, struct zt_error *err) {
 
 static void heed_interrupts(struct local *l) {
     struct zt_error err;
-    bool late = l->o->timeout > 0 && zt_now() > l->begun + l->o->timeout;
-    if ((interrupts == 0 && !late) || l->cancelled)
+    l->late = l->late || (l->o->timeout > 0 && zt_now() > l->begun + l->o->timeout);
+    if ((interrupts == 0 && !l->late && !l->enough) || l->cancelled)
         return;
     end_line(l);
-    fprintf(stderr, "zctl: %s: cancelling the run%s\n", late ? "time is up" : "interrupted",
-            late ? "" : " (again: kill it)");
+    if (interrupts > 0 || l->late)
+        fprintf(stderr, "zctl: %s: cancelling the run%s\n", interrupts > 0 ? "interrupted" : "time is up",
+                interrupts > 0 ? " (again: kill it)" : "");
     l->cancelled = zt_cancel_run(&l->source, l->run, &err) == 0;
 }
 
@@ -537,11 +314,13 @@ static void heed_interrupts(struct local *l) {
 static int follow(struct local *l, struct zt_answer *a, struct zt_error *err) {
     double unreachable_since = 0;
     for (;;) {
-        int rc = mind_children(l, err);
+        int rc = zt_local_mind(&l->here, err);
         if (rc)
             return rc;
         heed_interrupts(l);
         rc = look(l, a, err);
+        if (rc == 0 && l->end && l->end->enough && !l->enough)
+            l->enough = l->end->enough(l->end->arg, &l->source, a->env->run_detail);
         if (rc == 0 && zt_exit_of_state(a->env->run_detail->summary->state) >= 0)
             return 0;
         if (rc == 0)
@@ -647,7 +426,7 @@ static void summary_text(struct local *l, const Zt__RunDetail *d, const json_t *
     }
     if (d->parameter_hash && d->parameter_hash[0])
         printf("hash      %s (parameters after the last step)\n", d->parameter_hash);
-    printf("more      zctl --state %s metrics %s\n", l->dir, d->summary->name);
+    printf("more      zctl --state %s metrics %s\n", l->here.dir, d->summary->name);
 }
 
 static void summary_json(struct local *l, const Zt__RunDetail *d, const json_t *peaks) {
@@ -681,7 +460,7 @@ static void summary_json(struct local *l, const Zt__RunDetail *d, const json_t *
     json_object_set_new(o, "exposed_by", by);
     json_object_set_new(o, "parameter_hash", zt_json_text(d->parameter_hash));
     json_object_set(o, "ranks", (json_t *)(uintptr_t)peaks);
-    json_object_set_new(o, "state_folder", zt_json_text(l->dir));
+    json_object_set_new(o, "state_folder", zt_json_text(l->here.dir));
     if (l->o->format == ZT_FORMAT_JSON)
         zt_print_json(stdout, o);
     else
@@ -703,56 +482,41 @@ static int summary(struct local *l, const Zt__RunDetail *d) {
 /* ---------------------------------------------------------------------------------- command */
 
 static int prepare(struct local *l, struct zt_error *err) {
-    char room[4096];
-    l->lock = l->coord_out = -1;
     l->t.first_loss = l->t.last_loss = l->t.eval_loss = NAN;
     l->lines = l->o->format == ZT_FORMAT_TABLE && !l->end ? stdout : stderr;
-    l->worker = calloc((size_t)l->workers, sizeof *l->worker);
-    if (!l->worker)
-        return zt_fail(err, ZT_ENOMEM, "no memory for %d workers", l->workers);
-    int rc = zt_child_program("zcoord", "coordinator", l->coord.program, sizeof l->coord.program, err);
-    if (rc == 0)
-        rc = zt_child_program("zworker", "worker", room, sizeof room, err);
-    if (rc == 0)
-        rc = take_folder(l, err);
-    if (rc)
-        return rc;
-    snprintf(l->token_path, sizeof l->token_path, "%s/token", l->dir);
-    snprintf(l->coord.log, sizeof l->coord.log, "%s/zcoord.log", l->dir);
-    for (int i = 0; i < l->workers; i++) {
-        memcpy(l->worker[i].program, room, sizeof room);
-        snprintf(l->worker[i].log, sizeof l->worker[i].log, "%s/zworker-%d.log", l->dir, i);
-        unlink(l->worker[i].log);
-    }
-    unlink(l->coord.log);
-    return 0;
+    l->here.threads = l->o->threads;
+    l->here.before_message = on_message;
+    l->here.arg = l;
+    return zt_local_prepare(&l->here, l->o->state, err);
 }
 
 static int start(struct local *l, struct zt_error *err) {
     struct zt_token token;
-    int rc = start_coord(l, err);
+    int rc = zt_local_start_coord(&l->here, err);
     if (rc == 0)
-        rc = zt_token_load(&zt_sys_posix, l->token_path, &token, err);
+        rc = zt_token_load(&zt_sys_posix, l->here.token_path, &token, err);
     if (rc)
         return rc;
-    zt_source_at(&l->source, l->port, &token, 10);
+    zt_source_at(&l->source, l->here.port, &token, 10);
     for (int i = 0; i < 3; i++) { /* should it die meanwhile, it is started again like later on */
         rc = cancel_leftovers(l, err);
         if (rc != ZT_EUNREACHABLE)
             break;
         zt_pause(0.1);
         struct zt_error why;
-        if (mind_child(l, -1, &why))
+        if (zt_local_mind_one(&l->here, -1, &why))
             return zt_fail(err, why.code, "%s", why.msg);
     }
-    for (int i = 0; rc == 0 && i < l->workers; i++)
-        rc = start_worker(l, i, err);
+    if (rc == 0)
+        rc = zt_local_start_workers(&l->here, err);
     if (rc == 0)
         rc = submit(l, err);
     if (rc == 0) {
         struct zt_options fo = {.command = ZT_CMD_EVENTS};
         l->events = zt_follow_new(&fo, l->run);
         rc = l->events ? 0 : zt_fail(err, ZT_ENOMEM, "no memory");
+        if (rc == 0)
+            zt_follow_news(l->events);
     }
     return rc;
 }
@@ -770,7 +534,7 @@ static int run_local(struct local *l) {
     end_line(l);
     if (rc == 0) {
         code = l->end ? l->end->tell(l->end->arg, &l->source, a.env->run_detail) : summary(l, a.env->run_detail);
-        if (code == ZT_EXIT_CANCELLED && interrupts == 0 && l->cancelled)
+        if (code == ZT_EXIT_CANCELLED && interrupts == 0 && l->late)
             code = ZT_EXIT_TIMEOUT;
     } else {
         code = zt_exit_code(rc);
@@ -778,11 +542,8 @@ static int run_local(struct local *l) {
     }
     zt_answer_free(&a);
     zt_source_close(&l->source);
-    stop_all(l);
+    zt_local_stop(&l->here);
     zt_follow_free(l->events);
-    free(l->worker);
-    if (l->lock >= 0)
-        close(l->lock);
     return code;
 }
 
@@ -790,9 +551,9 @@ static int run_local(struct local *l) {
 static int plan_run(struct local *l, struct zt_error *err) {
     struct zt_options o = *l->o;
     struct zt_connected c = {0};
-    o.workers = l->workers;
-    if (l->gib > 0)
-        zt_connected_add(&c, zt_predict_capacity(l->spec, (int64_t)(l->gib * (double)ZT_GIB)), l->workers);
+    o.workers = l->here.workers;
+    if (l->here.gib > 0)
+        zt_connected_add(&c, zt_predict_capacity(l->spec, (int64_t)(l->here.gib * (double)ZT_GIB)), l->here.workers);
     return zt_plan_submit(&o, l->file, &c, &l->plan, &l->forced, err);
 }
 
@@ -800,6 +561,7 @@ int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const stru
     static struct zt_spec spec;
     static struct local l;
     struct zt_error err;
+    memset(&l, 0, sizeof l); /* one after another may be run */
     spec = file->spec;
     spec.verbatim = NULL;
     int rc = zt_spec_resolve(&spec, o->workers, file->file, &err);
@@ -810,8 +572,8 @@ int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const stru
     l.end = end;
     l.file = file;
     l.spec = &spec;
-    l.workers = spec.workers;
-    l.gib = o->memory_gib > 0 ? o->memory_gib : memory_share(l.workers);
+    l.here.workers = spec.workers;
+    l.here.gib = o->memory_gib > 0 ? o->memory_gib : zt_memory_share(l.here.workers);
     rc = plan_run(&l, &err);
     if (rc)
         return zt_report(rc, &err);
@@ -823,9 +585,17 @@ int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const stru
 
 int zt_cmd_run(const struct zt_options *o) {
     static struct zt_run_file file;
+    struct zt_options there = *o;
     struct zt_error err;
-    int rc = zt_run_file_load(o, &file, &err);
-    int code = rc ? zt_report_bare(rc, &err) : zt_run_here(o, &file, NULL);
+    char dir[1024];
+    int rc = o->accept_batch_change && !o->resume ? zt_fail(&err, ZT_EINVAL, "--accept-batch-change goes with --resume RUN") : 0;
+    if (rc == 0 && o->subject)
+        rc = zt_run_file_load(o, &file, &err);
+    if (rc == 0 && o->resume) {
+        rc = zt_run_file_resume_here(o, &file, dir, sizeof dir, &err);
+        there.state = dir;
+    }
+    int code = rc ? zt_report_bare(rc, &err) : zt_run_here(&there, &file, NULL);
     zt_run_file_free(&file);
     return code;
 }
