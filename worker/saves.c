@@ -71,7 +71,11 @@ static int shard_done(void *arg, const struct zt_shard_done *d, struct zt_error 
     m.write_seconds = d->write_seconds;
     env.body_case = ZT__ENVELOPE__BODY_SHARD_DONE;
     env.shard_done = &m;
-    return ask_ack(s, &env, err);
+    int rc = ask_ack(s, &env, err);
+    if (rc == 0 && s->neighbour) {
+        zw_neighbour_saved(s->neighbour, d->step);
+    }
+    return rc;
 }
 
 static int take_shard(const Zt__ShardDone *m, int64_t step, int rank, struct zt_shard_done *out,
@@ -222,11 +226,31 @@ static void cancel(void *arg)
     zw_link_cancel(s->link);
 }
 
+static void warn(void *arg, const char *kind, const char *message)
+{
+    struct zw_saves *s = arg;
+    s->event(s->event_arg, ZT_EVENT_WARNING, kind, message);
+}
+
+/* Another host's copy is worth having, and never a reason to fail. */
+static void open_neighbour(struct zw_saves *s)
+{
+    const Zt__Assignment *a = s->start->assignment;
+    const struct zw_neighbour_config c = {
+        .folder = s->config.folder, .memory = s->config.memory, .rank = (int)a->rank, .world = (int)a->world,
+        .generation = s->start->generation, .arg = s, .warn = warn};
+    struct zt_error err;
+    if (zw_neighbour_open(&c, &s->neighbour, &err)) {
+        warn(s, "MEMORY_COPY_SKIPPED", err.msg);
+    }
+}
+
 int zw_saves_init(struct zw_saves *s, struct zw_link *l, const Zt__TrainerStart *start, const struct zt_spec *spec,
                   const struct zt_checkpoint_config **out, struct zt_error *err)
 {
     const Zt__Assignment *a = start->assignment;
-    *s = (struct zw_saves){.link = l, .start = start};
+    s->link = l;
+    s->start = start;
     *out = NULL;
     if (!a->checkpoint_folder && !a->resume_folder) {
         return 0;
@@ -247,6 +271,15 @@ int zw_saves_init(struct zw_saves *s, struct zw_link *l, const Zt__TrainerStart 
         .hooks = {.arg = s, .shard_done = shard_done, .shards = shards, .commit = commit, .removed = removed,
                   .failed = failed, .cancel = cancel},
         .loaded = loaded};
+    if (spec->checkpoint.memory_copies > 1 && s->config.memory && s->config.folder && a->world > 1) {
+        open_neighbour(s);
+    }
     *out = &s->config;
     return 0;
+}
+
+void zw_saves_end(struct zw_saves *s)
+{
+    zw_neighbour_close(s->neighbour);
+    s->neighbour = NULL;
 }

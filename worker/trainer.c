@@ -434,6 +434,8 @@ static int run(struct trainer *t, size_t progress_bytes)
     bool in_run = false;
     int rc = read_spec(t, &err);
     if (rc == 0) {
+        t->saves.event = hook_event;
+        t->saves.event_arg = t;
         rc = zw_saves_init(&t->saves, t->link, t->start, &t->spec, &checkpoint, &err);
     }
     if (rc) {
@@ -451,6 +453,7 @@ static int run(struct trainer *t, size_t progress_bytes)
         t->capacity = c.capacity_bytes;
         in_run = true;
         rc = zt_train(&c, &hooks, &result, &err);
+        zw_saves_end(&t->saves);
         if (rc == ZT_ECANCELLED) { /* nothing else cancels: somebody's supervisor has asked for it */
             result.reason = ZT_REASON_DRAINED;
         }
