@@ -20,7 +20,7 @@
 #define GO_STEPS_MAX 40
 #define GO_TENSORS_MAX 96
 #define GO_ELEMENTS_MAX 60000
-#define GO_ROWS_MAX 16 /* of a window */
+#define GO_ROWS_MAX 48 /* of a window */
 #define GO_WHY 512
 
 /* A checkpoint in memory: values as fp32, which holds those of every format. */
@@ -49,7 +49,7 @@ struct go_job {
     const struct go_store *from; /* NULL: fresh */
     bool weights, accept;
     int forget;                  /* a planted fault: 1 + kind that the source hands out as zeros */
-    struct go_store *store, *end; /* after `snap`, after the last step */
+    struct go_store *store, *end, *loaded; /* after `snap`, after the last step, right after the load */
     int rc[RANKS_MAX];
     struct zt_error err[RANKS_MAX];
     int64_t total_steps, done;
@@ -231,6 +231,8 @@ static inline int go_train(struct zt_trainer *t, struct go_job *j, struct zt_err
     int rc = 0;
     TRY(zt_trainer_open(t, e));
     if (j->from) TRY(go_load(t, j, e));
+    t->step = t->resumed;
+    if (j->loaded && go_keep(t, j->loaded, e)) TRY(ZT_EINTERNAL);
     int64_t last = j->last ? j->last : t->total_steps;
     if (t->config->rank == 0) j->total_steps = t->total_steps;
     for (t->step = t->resumed + 1; t->step <= last && t->step <= GO_STEPS_MAX; t->step++) {
@@ -279,6 +281,7 @@ static inline void go_store_free(struct go_store *s) {
 }
 static inline void go_free(struct go_job *j) {
     go_store_free(j->end);
+    go_store_free(j->loaded);
     munmap(j, sizeof *j);
 }
 
