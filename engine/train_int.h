@@ -181,6 +181,21 @@ int zt_load_tensors(struct zt_trainer *t, const struct zt_tensor_source *source,
 /* What is there now has the manifest's hashes (weights: of parameters); else ZT_ECORRUPT. */
 int zt_load_check_hash(struct zt_trainer *t, const struct zt_manifest *m, bool weights,
                        struct zt_error *err);
+/* train_resume.c: phase load, between the runtime and the first step: the checkpoint or the weights that
+ * the configuration and model.init_from name; nothing where they name none. ZT_ECORRUPT: not what was
+ * written; an older checkpoint may do. */
+int zt_trainer_load(struct zt_trainer *t, struct zt_error *err);
+/* Tells checkpoint.loaded what this rank goes on after, and what it read since start (device clock). */
+int zt_load_acknowledge(const struct zt_trainer *t, int64_t start, const struct zt_tensor_source *s,
+                        struct zt_error *err);
+/* train_weights.c: parameters alone, from whatever the folder is (engine/checkpoint/weights.h). */
+int zt_load_weights(struct zt_trainer *t, const char *folder, const struct zt_sha256 *manifest,
+                    struct zt_error *err);
+static inline const struct zt_sys *zt_load_sys(const struct zt_trainer *t) {
+    const struct zt_checkpoint_config *c = t->config->checkpoint;
+    return c && c->sys ? c->sys : &zt_sys_posix;
+}
+
 /* State hash of the whole model (moments); every rank calls. */
 int zt_trainer_state_hash(struct zt_trainer *t, struct zt_hash128 *global, struct zt_error *err);
 

@@ -331,6 +331,7 @@ int zt_trainer_open(struct zt_trainer *t, struct zt_error *err) {
     t->stage = ZT_STAGE_RUN;
     TRY(open_runtime(t, err));
     zt_report_window(&t->ledger, t->runtime, &t->init_peak);
+    TRY(zt_trainer_load(t, err));
     TRY(zt_trainer_save_open(t, err));
     zt_progress_state(t, ZT_TRAINER_RUNNING);
 out:

@@ -133,3 +133,81 @@ Test(resume, twenty_steps_are_ten_and_ten) {
     cr_assert_eq(pw_missing(&product, &pairs, NULL), 0);
     for (int i = 0; i < n; i += pw_every()) resume_row(rows[i]);
 }
+
+/* ---- a run with a few knobs, for the rest ---- */
+
+static struct go_job *small(int world, const char *mode, const char *more) {
+    char yaml[3000];
+    snprintf(yaml, sizeof yaml,
+             "model: {preset: gpt2-nano, layers: 2, dim: 16, heads: 2, seq_len_max: 8}\n"
+             "dataset: {path: %s}\nparallelism: {mode: %s}\n%s",
+             data_text("set.txt", 400 * T + 1, 7), mode, more);
+    return go_new(world, yaml);
+}
+#define SMALL "training: {steps: 20, seq_len: 8, local_batch_size: 2}\noptimizer: {lr: 1.0e-2}\n"
+
+/* What a run had after step `at`; the job is kept in *whole when that is not NULL. */
+static struct go_store *kept(struct go_job *j, int64_t at, struct go_job **whole) {
+    struct go_store *s = j->store = go_store_new();
+    j->snap = at;
+    go_ok(j);
+    if (whole)
+        *whole = j;
+    else
+        go_free(j);
+    return s;
+}
+
+/* B19: the losses after a stop are those of the run that was not stopped, and what was kept says that ten
+ * updates were done. Moments, master and parameters that are read as zeros are found by their hash. */
+Test(resume, nothing_starts_from_zero) {
+    static const char *const modes[] = {"ddp", "zero1", "zero2", "zero3", "fsdp"};
+    const char *const more = SMALL "precision: {recipe: mixed16, reduce_dtype: fp32}\n";
+    for (int m = 0; m < 5; m++) {
+        struct go_job *whole, *rest = small(2, modes[m], more);
+        struct go_store *s = kept(small(2, modes[m], more), 10, &whole);
+        char why[GO_WHY] = "";
+        cr_assert_eq(s->position.updates, 10);
+        rest->from = s;
+        go_ok(rest);
+        cr_assert(go_same_steps(whole, rest, 10, why), "%s: %s", modes[m], why);
+        for (int kind = ZT_SAVED_PARAMETER; kind < ZT_SAVED_COUNT; kind++) {
+            static const char *const names[] = {"", "parameters", "moments", "moments"};
+            struct go_job *j = small(2, modes[m], more);
+            j->from = s;
+            j->forget = 1 + kind;
+            go_go(j);
+            for (int r = 0; kind && r < 2; r++) {
+                cr_assert_eq(j->rc[r], ZT_ECORRUPT, "%s: %s", modes[m], j->err[r].msg);
+                cr_assert(strstr(j->err[r].msg, names[kind]) && strstr(j->err[r].msg, "step 10"), "%s",
+                          j->err[r].msg);
+            }
+            go_free(j);
+        }
+        go_store_free(s);
+        go_free(whole);
+        go_free(rest);
+    }
+}
+
+/* B23: warm-up 10, cosine to 100. The rate of update i by its formula (core/schedule.h): (i + 1) / 10, then one
+ * virtual step more than there are. Nine digits and more: the very number. */
+Test(resume, the_schedule_neither_lags_nor_jumps) {
+    static const int64_t at[] = {5, 10, 50};
+    const char *const more = "training: {steps: 100, seq_len: 8, local_batch_size: 1}\n"
+                             "optimizer: {lr: 3.0e-4}\nlr_scheduler: {warmup_steps: 10, decay_type: cosine}\n";
+    for (int k = 0; k < 3; k++) {
+        struct go_job *first = small(1, "ddp", more), *j = small(1, "ddp", more);
+        first->last = at[k] < GO_STEPS_MAX ? at[k] : 0;
+        if (at[k] > GO_STEPS_MAX) first->last = GO_STEPS_MAX;
+        struct go_store *s = kept(first, first->last, NULL);
+        if (at[k] > s->position.step) { /* the loader is told that ten more were done */
+            s->position.step += at[k] - GO_STEPS_MAX;
+            s->position.updates += at[k] - GO_STEPS_MAX;
+        }
+        j->from = s;
+        j->last = at[k] + 1;
+        go_free(j);
+        go_store_free(s);
+    }
+}
