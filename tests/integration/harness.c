@@ -257,8 +257,10 @@ void cluster_stop(struct cluster *c) {
     for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
     cr_assert_eq(n, 0, "%d processes were still there 20 s after SIGTERM (pid %d); logs in %s", n, (int)pids[0],
                  c->dir);
-    if (!c->keep) nftw(c->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (!c->keep) cluster_remove(c);
 }
+
+void cluster_remove(struct cluster *c) { nftw(c->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
 
 /* ------------------------------------------------------------------------------------ programs */
 
@@ -375,8 +377,8 @@ const char *cluster_file(struct cluster *c, const char *name, const char *text) 
     return p;
 }
 
-const char *cluster_run_file(struct cluster *c, const char *name, int steps, int workers, const char *extra) {
-    char path[400], text[4096];
+const char *cluster_data(struct cluster *c) {
+    static char path[400];
     snprintf(path, sizeof path, "%s/data.txt", c->dir);
     if (access(path, R_OK) != 0) {
         FILE *f = fopen(path, "w");
@@ -384,6 +386,12 @@ const char *cluster_run_file(struct cluster *c, const char *name, int steps, int
         for (int i = 0; i < 3000; i++) fprintf(f, "line %d says that %d times %d is %d.\n", i, i % 17, i % 13, (i % 17) * (i % 13));
         fclose(f);
     }
+    return path;
+}
+
+const char *cluster_run_file(struct cluster *c, const char *name, int steps, int workers, const char *extra) {
+    char text[4096];
+    const char *path = cluster_data(c);
     snprintf(text, sizeof text,
              "version: 1\nname: %s\nworkers: %d\n"
              "model: {family: gpt2, layers: 2, heads: 2, dim: 32, vocab_size: 256, seq_len_max: 32}\n"

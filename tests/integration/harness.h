@@ -36,10 +36,13 @@ void cluster_wait_idle(struct cluster *c, int n);
 void cluster_start(struct cluster *c, int n);
 /* Ends everything that was started, asserts that no process, and removes the folder. */
 void cluster_stop(struct cluster *c);
+void cluster_remove(struct cluster *c); /* the folder alone, of a cluster that is kept */
 
 /* Writes text to dir/name and returns its path (static buffer, one per call). */
 const char *cluster_file(struct cluster *c, const char *name, const char *text);
-/* A run file of a tiny model over dir/data.txt (made on first use): steps, workers, extra YAML lines; mode ddp
+/* dir/data.txt, made on first use. */
+const char *cluster_data(struct cluster *c);
+/* A run file of a tiny model over it: steps, workers, extra YAML lines; mode ddp
  * unless these have a section parallelism. */
 const char *cluster_run_file(struct cluster *c, const char *name, int steps, int workers, const char *extra);
 
