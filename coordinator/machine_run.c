@@ -531,6 +531,14 @@ static void decide_pending(struct zt_machine *m, struct mc_run *r) {
     }
 }
 
+/* A rank lost a peer whose supervisor has hung up as well: both are gone, and no cause will come. A trainer that
+ * dies alone is told of by its supervisor, and a supervisor that lost its connection still has its trainer. */
+static bool peer_gone(struct zt_machine *m, const struct mc_run *r) {
+    if (r->pending.reason != ZT_REASON_PEER_LOST || r->pending.peer < 0) return false;
+    const struct mc_worker *w = mc_rank_worker(m, &r->ranks[r->pending.peer]);
+    return !w || !w->connected;
+}
+
 /* ------------------------------------------------------------------------------ drain */
 void mc_begin_drain(struct zt_machine *m, struct mc_run *r, int rank) {
     if (r->drain.on) return;
@@ -792,7 +800,8 @@ void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
     } else if (waits) {
         m->schedule |= r->row.state == ZT_RUN_QUEUED || m->now >= r->retry_at;
     } else if (mc_run_active(r)) {
-        if (r->pending.on && mc_elapsed(m, r->pending.at, m->c.cause_ms)) decide_pending(m, r);
+        if (r->pending.on && (peer_gone(m, r) || mc_elapsed(m, r->pending.at, m->c.cause_ms)))
+            decide_pending(m, r);
         if (mc_run_active(r)) tick_active(m, r);
         if (mc_run_active(r) && r->started && c->time_limit > 0 &&
             mc_elapsed(m, r->started_at, to_ms(c->time_limit)))

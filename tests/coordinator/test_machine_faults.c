@@ -262,6 +262,29 @@ Test(faults, only_consequences_and_a_silent_worker) {
     cr_assert_eq(B.run[r].cause_rank, 2);
     cr_assert(strstr(B.run[r].detail, "does not answer; rank 0: it broke"), "%s", B.run[r].detail);
 }
+/* Killed with its trainer: the peer's word and the end of its connection are enough, within a tick. */
+Test(faults, a_peer_whose_supervisor_hung_up_is_lost_at_once) {
+    int r = running(3);
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = B.w[2].session};
+    bench_fail(r, 0, ZT_REASON_PEER_LOST, 2);
+    bench_wait(0.4);
+    cr_assert_eq(bench_state(r), ZT_RUN_RUNNING, "it is still there, and may know the cause");
+    B.w[2].silent = true;
+    bench_step(&gone);
+    bench_wait(0.25);
+    cr_assert_eq(bench_state(r), ZT_RUN_STOPPING);
+    cr_assert_eq(B.run[r].reason, ZT_REASON_WORKER_LOST);
+    cr_assert_eq(B.run[r].cause_rank, 2);
+}
+/* A connection alone says nothing: the group may well go on. */
+Test(faults, a_supervisor_that_hung_up_is_not_lost_yet) {
+    int r = running(3);
+    struct zt_event gone = {.kind = ZT_EV_DISCONNECTED, .session = B.w[2].session};
+    B.w[2].silent = true;
+    bench_step(&gone);
+    bench_wait(2.5);
+    cr_assert_eq(bench_state(r), ZT_RUN_RUNNING);
+}
 Test(faults, only_consequences_and_everybody_there) {
     int r = running(3);
     bench_fail(r, 0, ZT_REASON_PEER_LOST, 1);
