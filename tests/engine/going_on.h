@@ -17,7 +17,7 @@
 #include "tests/engine/data_util.h"
 #include "tests/engine/ranks.h"
 
-#define GO_STEPS_MAX 40
+#define GO_STEPS_MAX 100
 #define GO_TENSORS_MAX 96
 #define GO_ELEMENTS_MAX 60000
 #define GO_ROWS_MAX 48 /* of a window */
@@ -179,7 +179,7 @@ static inline int go_load(struct zt_trainer *t, struct go_job *j, struct zt_erro
     if (!j->weights) TRY(zt_load_check_tensors(t, &m, e));
     if (!j->weights) TRY(zt_load_position(t, &m.position, j->accept, e));
     TRY(zt_load_tensors(t, &source, j->weights, e));
-    TRY(zt_load_check_hash(t, &m, j->weights, e));
+    if (!j->weights) TRY(zt_load_check_hash(t, &m, false, e));
     zt_report_window(&t->ledger, t->runtime, &t->load_peak);
     if (t->config->rank == 0) j->device_after = t->ledger.allocated;
 out:
