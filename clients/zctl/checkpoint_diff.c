@@ -208,7 +208,7 @@ static int say_diff(const json_t *j, const struct zt_found_checkpoint f[2], stru
         {"B", "b", ZT_CELL_NUMBER, 9},
         {"MAX ABS", "max_abs", ZT_CELL_NUMBER, 4},
         {"MAX REL", "max_rel", ZT_CELL_NUMBER, 4},
-        {"", "why", ZT_CELL_TEXT, 0},
+        {"NOTE", "why", ZT_CELL_TEXT, 0},
         {NULL, NULL, ZT_CELL_TEXT, 0},
     };
     json_t *rows = json_array(), *row;

@@ -92,6 +92,8 @@ int zt_run_file_resume_here(const struct zt_options *o, struct zt_run_file *f, c
 /* ---- submit.c ---- */
 /* What was accepted but needs a word, on stderr. */
 void zt_print_notes(const struct zt_spec *s);
+/* A warning on stderr when the folder's file system has no room for the run's checkpoints. */
+void zt_print_disk_space(const struct zt_spec *s);
 /* Plans the run for the workers there are and says so on stderr. *plan: what goes with the submit (malloc'ed; NULL:
  * none). ZT_ENOPLACE: it fits none of them and --force was not given; *forced: it was. */
 struct zt_connected;

@@ -28,6 +28,7 @@ struct drill {
     int64_t n;                   /* steps before the stop, and after it */
     int workers;                 /* of the first two */
     int64_t batch;               /* sequences of an update, for all three */
+    int64_t resume_local;        /* local_batch_size of the resumed one; 0: the file's */
     char dir[900];
     bool made_dir;
     enum part part;
@@ -138,6 +139,8 @@ static int prepare(struct drill *d, struct zt_run_file *f, struct zt_error *err)
         rc = zt_run_file_set(f, "restart.max_restarts", "0", err);
     if (rc == 0 && d->batch > 0)
         rc = set_number(f, "training.global_batch_size", d->batch, err);
+    if (rc == 0 && d->part == RESUMED && d->resume_local > 0)
+        rc = set_number(f, "training.local_batch_size", d->resume_local, err);
     if (rc == 0)
         rc = zt_run_file_parse(f, err);
     if (rc == 0 && d->part == RESUMED) {
@@ -145,6 +148,20 @@ static int prepare(struct drill *d, struct zt_run_file *f, struct zt_error *err)
         f->resume.step = d->n;
     }
     return rc;
+}
+
+/* With other workers the batch stays what it was; each of them then takes as many sequences at once as divide its part. */
+static int fit_resumed(struct drill *d, const struct zt_spec *spec, struct zt_error *err) {
+    const int dp = d->o->resume_workers / spec->parallelism.tensor;
+    if (d->o->resume_workers == 0)
+        return 0;
+    if (dp < 1 || d->batch % dp != 0)
+        return zt_fail(err, ZT_EINVAL, "--resume-workers %d: the global batch of %lld sequences is not a multiple of %d data-parallel ranks",
+                       d->o->resume_workers, (long long)d->batch, dp);
+    d->resume_local = spec->training.local_batch_size;
+    while (d->batch / dp % d->resume_local != 0)
+        d->resume_local--;
+    return 0;
 }
 
 /* How many workers the file means, and the batch with them: the same for all three, whatever the resumed one has. */
@@ -157,6 +174,7 @@ static int measure(struct drill *d, struct zt_run_file *f, struct zt_error *err)
         rc = zt_spec_resolve(&spec, d->o->workers, f->file, err);
     d->workers = spec.workers;
     d->batch = spec.training.global_batch_size;
+    rc = rc ? rc : fit_resumed(d, &spec, err);
     zt_run_file_free(f);
     return rc;
 }

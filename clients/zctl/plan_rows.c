@@ -2,6 +2,7 @@
 /* clients/zctl/plan_rows.c: a plan as rows of JSON, and all of it as one document. Names end in _estimate where a
  * figure is one; bytes are exact, but for what lies outside the allocator. */
 #include <string.h>
+#include "clients/zctl/disk_space.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/plan_json.h"
 #include "clients/zctl/planning.h"
@@ -244,6 +245,20 @@ static json_t *chosen(const struct zt_planning *p) {
     return o;
 }
 
+/* What the checkpoints take; null: it saves nothing. */
+static json_t *disk(const struct zt_planning *p) {
+    struct zt_disk_space d;
+    if (!zt_disk_space(&p->spec, p->config.total_steps, &d))
+        return json_null();
+    json_t *o = json_object();
+    put(o, "checkpoint_bytes", json_integer(d.each));
+    put(o, "at_a_time", zt_json_int(d.most > 0, d.most));
+    put(o, "bytes", zt_json_int(d.most > 0, d.all));
+    put(o, "free_bytes", zt_json_int(d.free >= 0, d.free));
+    put(o, "folder", zt_json_text(d.folder));
+    return o;
+}
+
 json_t *zt_planning_json(struct zt_planning *p) {
     json_t *doc = json_object();
     put(doc, "name", zt_json_text(p->spec.name));
@@ -255,6 +270,7 @@ json_t *zt_planning_json(struct zt_planning *p) {
     put(doc, "device", device(p));
     put(doc, "mesh", mesh(p));
     put(doc, "batch", batch(p));
+    put(doc, "disk", disk(p));
     put(doc, "assumed", json_incref(p->assumed));
     put(doc, "warnings", json_incref(p->warnings));
     put(doc, "chosen", chosen(p));

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include "clients/zctl/disk_space.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/planning.h"
 #include "clients/zctl/predict.h"
@@ -201,6 +202,13 @@ static bool same_host(const struct zt_planning *p, int a, int b) {
     return a / p->ranks_per_host == b / p->ranks_per_host;
 }
 
+static void warn_of_disk_space(struct zt_planning *p) {
+    struct zt_disk_space d;
+    char text[ZT_PATH_MAX + 256];
+    if (zt_disk_space(&p->spec, p->config.total_steps, &d) && zt_disk_space_short(&d))
+        zt_planning_say(p->warnings, "%s", zt_disk_space_text(&d, text, sizeof text));
+}
+
 static void warn_of_split_tensor_group(struct zt_planning *p) {
     const int t = p->spec.parallelism.tensor;
     for (int i = 0; i < p->spec.workers; i++)
@@ -231,8 +239,10 @@ int zt_planning_open(const struct zt_options *o, struct zt_run_file *f, struct z
     p->spec = f->spec;
     p->spec.verbatim = NULL;
     rc = zt_planning_settle(p, &p->spec, &p->config, err);
-    if (rc == 0)
+    if (rc == 0) {
         warn_of_split_tensor_group(p);
+        warn_of_disk_space(p);
+    }
     return rc;
 }
 

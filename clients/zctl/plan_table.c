@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "clients/zctl/disk_space.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/planning.h"
 #include "core/units.h"
@@ -53,6 +54,10 @@ static void say_batch(FILE *out, const struct zt_planning *p) {
                 count(k->total_tokens, b));
     else
         fprintf(out, "steps     by epochs (%lld): not known here\n", (long long)p->spec.training.epochs);
+    struct zt_disk_space disk;
+    char text[ZT_PATH_MAX + 256];
+    if (zt_disk_space(&p->spec, k->total_steps, &disk))
+        fprintf(out, "disk      %s\n", zt_disk_space_text(&disk, text, sizeof text));
 }
 
 static void say_list(FILE *out, const char *head, const json_t *list) {

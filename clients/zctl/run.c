@@ -252,7 +252,7 @@ static void show_rows(struct local *l, const json_t *rows) {
     json_array_foreach((json_t *)(uintptr_t)rows, i, row) {
         int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
         add_row(l, row);
-        bool due = step == 1 || step % l->spec->metrics.log_freq == 0 || step == l->steps;
+        bool due = l->t.steps == 1 || step % l->spec->metrics.log_freq == 0 || step == l->steps;
         if (!terminal && due) {
             print_step(l, row, l->lines);
             fputc('\n', l->lines);
@@ -568,6 +568,7 @@ int zt_run_here(const struct zt_options *o, struct zt_run_file *file, const stru
     if (rc)
         return zt_report_bare(rc, &err);
     zt_print_notes(&file->spec);
+    zt_print_disk_space(&file->spec);
     l.o = o;
     l.end = end;
     l.file = file;

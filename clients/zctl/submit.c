@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "clients/zctl/cmd.h"
+#include "clients/zctl/disk_space.h"
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
 #include "clients/zctl/predict.h"
@@ -13,6 +14,13 @@ void zt_print_notes(const struct zt_spec *s) {
         fprintf(stderr, "note: %s\n", text ? text : "");
         free(text);
     }
+}
+
+void zt_print_disk_space(const struct zt_spec *s) {
+    struct zt_disk_space d;
+    char text[ZT_PATH_MAX + 256];
+    if (zt_disk_space(s, 0, &d) && zt_disk_space_short(&d))
+        fprintf(stderr, "warning: %s\n", zt_disk_space_text(&d, text, sizeof text));
 }
 
 /* Cross-checks for as many workers as are known; a copy, so that what is sent stays as it was. */
@@ -78,6 +86,10 @@ static void say_valid(const struct zt_run_file *f, const struct zt_spec *s, bool
     else
         printf("; how many workers is not said, so what depends on it was not checked (--workers N)");
     putchar('\n');
+    struct zt_disk_space d;
+    char text[ZT_PATH_MAX + 256];
+    if (zt_disk_space(&f->spec, 0, &d))
+        puts(zt_disk_space_text(&d, text, sizeof text));
 }
 
 int zt_cmd_validate(const struct zt_options *o) {
@@ -232,10 +244,11 @@ int zt_cmd_submit(const struct zt_options *o) {
     rc = zt_source_open(o, &source, &err);
     if (rc == 0 && o->resume)
         rc = zt_run_file_resume(o, &source, &f, &err);
-    if (rc == 0)
+    if (rc == 0) {
         zt_print_notes(&f.spec);
-    if (rc == 0)
+        zt_print_disk_space(&f.spec);
         rc = zt_submit_planned(o, &f, &source, &a, &err);
+    }
     zt_run_file_free(&f);
     if (rc) {
         zt_source_close(&source);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "clients/zctl/checkpoint.h"
+#include "clients/zctl/disk_space.h"
 #include "clients/zctl/json.h"
 #include "tests/checkpoint/case.h"
 
@@ -287,4 +288,65 @@ Test(retention, what_goes) {
     expect_gone(1, 0, "10 5", odd);
     expect_gone(3, 0, "10 5", odd);
     expect_gone(4, 0, "5", odd);
+}
+
+/* ---------------------------------------------------------------------------------- disk space */
+
+static struct zt_spec spec;
+
+static void parse(const char *recipe) {
+    char text[600];
+    snprintf(text, sizeof text,
+             "version: 1\nname: n\nmodel: {preset: gpt2-nano}\ndataset: {path: /d}\ntraining: {steps: 100, seq_len: 8, "
+             "local_batch_size: 1}\nprecision: {recipe: %s, reduce_dtype: fp32}\n", recipe);
+    cr_assert_eq(zt_spec_parse(text, strlen(text), "run.yaml", NULL, 0, &spec, &err), 0, "%s", err.msg);
+    spec.checkpoint.enabled = true;
+    strcpy(spec.checkpoint.folder, "/nowhere/at/all");
+}
+
+/* gpt2-nano has 858,880 parameters; a parameter's bytes by recipe are those of docs/memory.md. */
+Test(disk_space, bytes_by_recipe) {
+    static const struct { const char *recipe; int64_t bytes; } rows[] = {
+        {"fp32", 4 + 4 + 4}, {"mixed16", 2 + 4 + 4 + 4}, {"mixed16_nomaster", 2 + 4 + 4}, {"pure_bf16", 2 + 2 + 2}};
+    struct zt_disk_space d;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        parse(rows[i].recipe);
+        cr_assert(zt_disk_space(&spec, 0, &d));
+        cr_expect_eq(d.each, 858880 * rows[i].bytes, "%s: %lld", rows[i].recipe, (long long)d.each);
+        zt_spec_free(&spec);
+    }
+    parse("fp32");
+    spec.checkpoint.enabled = false;
+    cr_expect_not(zt_disk_space(&spec, 0, &d));
+    zt_spec_free(&spec);
+}
+
+/* Those that are kept and the one that is written before another goes, never more than are saved at all. */
+Test(disk_space, how_many_at_a_time) {
+    static const struct { int64_t steps, interval, k, every, most; } rows[] = {
+        {100, 10, 3, 0, 4}, {100, 10, 0, 0, 10}, {100, 10, 3, 50, 6}, {100, 60, 3, 0, 2}, {25, 10, 2, 0, 3}, {100, 500, 3, 0, 1}};
+    struct zt_disk_space d;
+    char text[512];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        parse("fp32");
+        spec.training.steps = rows[i].steps;
+        spec.checkpoint.interval = rows[i].interval;
+        spec.checkpoint.keep_latest_k = rows[i].k;
+        spec.checkpoint.keep_every = rows[i].every;
+        cr_assert(zt_disk_space(&spec, 0, &d));
+        cr_expect_eq(d.most, rows[i].most, "row %zu: %lld", i, (long long)d.most);
+        cr_expect_eq(d.all, d.each * d.most);
+        zt_spec_free(&spec);
+    }
+    /* of a folder that is not there yet the nearest above it that is */
+    cr_expect_str_eq(d.folder, "/");
+    cr_expect_geq(d.free, 0);
+    d.free = d.all - 1;
+    cr_expect(zt_disk_space_short(&d));
+    cr_expect_str_eq(zt_disk_space_text(&d, text, sizeof text),
+                     "checkpoints: 9.83 MiB each, at most 1 at a time (9.83 MiB); / has 9.83 MiB free: that is not enough");
+    d.free = d.all;
+    cr_expect_not(zt_disk_space_short(&d));
+    d.free = -1;
+    cr_expect_not(zt_disk_space_short(&d), "what is not known is no reason to warn");
 }
