@@ -377,7 +377,6 @@ static const struct zt_not_yet not_yet[] = {
     {"requirements.exclude", "[]"},
     {"model.init_from", "fresh"},
     {"dataset.sources", "[]"},
-    {"checkpoint", NULL},
     {"memory.expandable_segments", "false"},
     {"comm.trace_buf_size", "4096"},
     {"restart.no_progress_limit", "3"}, /* it counts checkpoints */

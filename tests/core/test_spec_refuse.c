@@ -301,15 +301,13 @@ Test(refuse, values_that_contradict) {
                "--set restart.backoff_seconds.initial: 90 is above restart.backoff_seconds.max 60");
     expect_text(GOOD "checkpoint: {interval: 200, keep_latest_k: 1}\n",
                 "run.yaml:10:29: checkpoint.keep_latest_k: 1 would leave nothing to fall back on; give 0 "
-                "(all) or 2 and more\n"
-                "run.yaml:10:1: checkpoint: not in this version; leave the section out");
+                "(all) or 2 and more");
 }
 
 Test(refuse, what_nobody_can_load) {
     expect_text(GOOD "checkpoint: {load: newest}\n",
                 "run.yaml:10:14: checkpoint.load: \"newest\" says nothing to load; give auto, never, step:N, run:ID, run:ID@N "
-                "or weights_only\n"
-                "run.yaml:10:1: checkpoint: not in this version; leave the section out");
+                "or weights_only");
     expect_set("model.init_from=run:a@", "--set model.init_from: \"run:a@\" says nothing to begin with; give fresh, run:ID, "
                                          "run:ID@N or a folder");
 }
@@ -385,7 +383,6 @@ Test(refuse, not_in_this_version) {
         {"requirements.gpu_name=H200", "not in this version; leave it out"},
         {"requirements.exclude=[a]", "\"[a]\" is not in this version (only [])"},
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
-        {"checkpoint={interval: 50}", "not in this version; leave the section out"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
         {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},
         {"restart.no_progress_limit=0", "\"0\" is not in this version (only 3)"},

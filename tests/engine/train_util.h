@@ -31,7 +31,7 @@ struct train_rank {
     int rc;
     struct zt_error err;
     struct zt_train_result result;
-    _Atomic int steps;
+    _Atomic int steps, last; /* last: of the run, reported */
     struct zt_step_report report[TRAIN_STEPS_MAX + 1]; /* by step, from 1 */
     int n_dtypes;
     struct zt_dtypes_report dtypes;
@@ -59,6 +59,9 @@ struct train_job {
     int64_t kill_step; /* rank dies in this step's hook; 0 = never */
     int fail_rank;
     char fail[64]; /* that rank's ZT_FAIL, "" = none */
+    /* what saving needs, asked for in the rank's own process; NULL = it saves nothing */
+    const struct zt_checkpoint_config *(*checkpoint)(struct train_job *j, int rank);
+    void *board; /* of save_util.h */
     struct train_rank rank[RANKS_MAX];
 };
 struct train_self {
@@ -76,6 +79,7 @@ static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error 
     (void)err;
     if (r->step <= TRAIN_STEPS_MAX) me->report[r->step] = *r;
     atomic_fetch_add(&me->steps, 1);
+    if (r->last) atomic_store(&me->last, 1);
     if (s->job->kill_step == r->step && s->job->kill_rank == s->rank) raise(SIGKILL);
     if (s->job->sleep_ms && s->job->sleep_rank == s->rank)
         nanosleep(&(struct timespec){s->job->sleep_ms / 1000, s->job->sleep_ms % 1000 * 1000000},
@@ -152,6 +156,7 @@ static int train_rank(int rank, int world, void *arg) {
                                 .inject = &j->inject,
                                 .capacity_bytes =
                                     rank == 1 && j->capacity_of_1 ? j->capacity_of_1 : j->capacity,
+                                .checkpoint = j->checkpoint ? j->checkpoint(j, rank) : NULL,
                                 .progress = rank == 0 ? j->progress : j->page[rank],
                                 .progress_bytes = j->progress_bytes};
     struct zt_train_hooks h = {.arg = &self,
