@@ -627,6 +627,7 @@ static void complete(struct zt_machine *m, struct mc_run *r) {
         if (r->ranks[i].have < r->ranks[i].row.done_steps || r->ranks[i].have_txn > m->durable)
             return;
     r->gen_step = r->ranks[0].row.done_steps;
+    r->attempt.steps_redone = redone(r); /* of what was done before this generation */
     if (r->gen_step > r->row.best_step) r->row.best_step = r->gen_step;
     r->row.reason = ZT_REASON_NONE;
     r->row.cause_rank = -1;
@@ -636,7 +637,6 @@ static void complete(struct zt_machine *m, struct mc_run *r) {
     mc_ckpt_ended(m, r);
     r->attempt.ended_ms = m->wall;
     r->attempt.last_step = r->gen_step;
-    r->attempt.steps_redone = redone(r);
     mc_dirty_attempt(m, r);
     finish_run(m, r, ZT_RUN_SUCCEEDED);
 }

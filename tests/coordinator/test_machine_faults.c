@@ -219,6 +219,27 @@ Test(faults, a_step_that_failed_was_not_finished) {
     cr_assert_eq(bench_state(r), ZT_RUN_FAILED);
 }
 
+/* Steps that an earlier generation had done: none of a run that nothing happened to, two where one had done two. */
+Test(faults, steps_done_again_are_those_that_had_been_done) {
+    for (int failed = 0; failed < 2; failed++) {
+        bench_close();
+        bench_open();
+        int r = running(1);
+        if (failed) {
+            bench_steps(r, 0, 1, 2, 0.1);
+            bench_fail(r, 0, ZT_REASON_KILLED, -1);
+            bench_exit_all(r, 0, 9);
+            for (int k = 0; k < 100 && bench_state(r) == ZT_RUN_RESTARTING; k++) bench_wait(0.2);
+            bench_running(r);
+        }
+        bench_steps(r, 0, 1, 10, 0.1);
+        bench_done(r, 0, 10, "h");
+        cr_assert_eq(bench_state(r), ZT_RUN_SUCCEEDED);
+        cr_assert_eq(B.attempt[r].steps_redone, failed ? 2 : 0);
+        cr_assert_eq(B.attempt[r].last_step, 10);
+    }
+}
+
 /* ---- cause and consequence */
 Test(faults, a_consequence_waits_for_its_cause) {
     int r = running(3);
