@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "coordinator/shell.h"
+#include "core/sys.h"
 
 /* ------------------------------------------------------------------------------ texts of live runs */
 static struct zt_run_info *find_info(struct zt_shell *sh, const char *run_id)
@@ -267,6 +268,10 @@ static void send_reply(struct zt_shell *sh, const struct zt_fx_reply *p)
             env.message = (char *)(uintptr_t)"the coordinator is short of memory; ask again";
         }
     } else if (p->to == ZT_EV_CKPT_COMMIT) {
+        if (ZT_FAILPOINT("coord.before_commit_reply")) {
+            zt_request_end(sh, p->request); /* durable, and rank 0 never hears of it over this connection */
+            return;
+        }
         committed.remove = (int64_t *)(uintptr_t)p->remove;
         committed.n_remove = (size_t)p->n_remove;
         env.body_case = ZT__ENVELOPE__BODY_CKPT_COMMITTED;

@@ -78,6 +78,7 @@ void zt_writer_free(struct zt_writer *w);
 int zt_writer_apply(struct zt_writer *w, const struct zt_batch *b, struct zt_batch_result *result, struct zt_error *err);
 /* Computes the roll-ups of the steps touched since the transaction began: call before COMMIT. */
 int zt_writer_finish(struct zt_writer *w, int64_t wall_ms, struct zt_error *err);
+bool zt_writer_saves(const struct zt_writer *w); /* a checkpoint becomes COMMITTED by what was applied since the last forget */
 void zt_writer_forget(struct zt_writer *w); /* after COMMIT or ROLLBACK: drops what was remembered of it */
 /* What nobody asks for any more: request keys after a day; events after 30, but for the newest 10,000; workers
  * that were stopped a day ago or have not been heard of for a week; traces of runs that ended 30 days ago. */

@@ -24,6 +24,7 @@ int w_ckpt(struct zt_writer *w, const struct zt_row_ckpt *r, struct zt_error *er
     w_text(s, 17, r->parameter_hash);
     w_text(s, 18, r->state_hash);
     w_text(s, 19, r->message);
+    w->saves |= r->state == ZT_CKPT_COMMITTED;
     if (w_done(w, Q_CKPT, "checkpoint row", err) || r->state == ZT_CKPT_WRITING)
         return err->code;
     return w_ckpt_parts_gone(w, r->run_id, r->step, err);

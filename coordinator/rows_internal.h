@@ -71,6 +71,7 @@ struct zt_writer {
     sqlite3 *db;
     int64_t log_quota;
     sqlite3_stmt *q[Q_COUNT];
+    bool saves;             /* of this transaction: zt_writer_saves */
     struct touched *touched;
     size_t n_touched, cap_touched;
     struct { char run_id[ZT_RUN_ID_MAX + 1]; int64_t keep, warmup; } spec; /* of the run last asked for */

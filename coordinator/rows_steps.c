@@ -331,8 +331,11 @@ int zt_writer_finish(struct zt_writer *w, int64_t wall_ms, struct zt_error *err)
     return 0;
 }
 
+bool zt_writer_saves(const struct zt_writer *w) { return w->saves; }
+
 void zt_writer_forget(struct zt_writer *w)
 {
+    w->saves = false;
     w->n_touched = 0;
     w->spec.run_id[0] = 0;
 }

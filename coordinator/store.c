@@ -197,8 +197,15 @@ static int commit(struct zt_store *s, struct list *work, struct zt_error *err)
         zt_fail(err, ZT_EIO, "failpoint store.before_commit");
         goto undo;
     }
+    if (zt_writer_saves(s->writer) && ZT_FAILPOINT("db.ckpt_before_commit")) {
+        zt_fail(err, ZT_EIO, "failpoint db.ckpt_before_commit");
+        goto undo;
+    }
     if (zt_db_exec(s->db, "COMMIT", err))
         goto undo;
+    if (zt_writer_saves(s->writer) && ZT_FAILPOINT("db.ckpt_after_commit")) {
+        /* as below, for a checkpoint's row */
+    }
     if (ZT_FAILPOINT("store.after_commit")) {
         /* nothing to fail any more: the point exists to stop or kill here, durable and not yet acknowledged */
     }

@@ -6,7 +6,8 @@
 
 #define EVENTS 6
 
-/* Each event comes with a trace of a run, as soon as the run is there. */
+/* Each event comes with a trace of a run and with a save that begins, of step number + 1, and the commit of the one
+ * before, as soon as the run is there. */
 struct journal { struct bench b; bool run_is_there; int acked[EVENTS * 2]; int n_acked; int next; };
 struct ack { struct journal *j; int number; };
 
@@ -29,6 +30,23 @@ static void put_run(struct journal *j)
     j->run_is_there = bench_commit(&j->b, batch) == 0;
 }
 
+static void put_saves(struct zt_batch *batch, int number)
+{
+    struct zt_row_ckpt c = { .run_id = RUN1, .step = number + 1, .generation = 1, .state = ZT_CKPT_WRITING, .world = 1, .mesh = { 1, 1, 1 },
+                             .created_ms = 1 };
+    struct zt_row_part p = { .run_id = RUN1, .step = number + 1, .generation = 1, .part = { .bytes = 100 } };
+    zt_batch_ckpt(batch, &c);
+    zt_batch_part(batch, &p);
+    if (number == 0)
+        return;
+    c.step = number;
+    c.state = ZT_CKPT_COMMITTED;
+    c.committed_ms = 2;
+    c.verified = true;
+    memset(c.manifest, number, sizeof c.manifest);
+    zt_batch_ckpt(batch, &c);
+}
+
 static void put_event(struct journal *j, int number, bool keep)
 {
     struct zt_error err;
@@ -43,6 +61,7 @@ static void put_event(struct journal *j, int number, bool keep)
         struct a_trace t;
         Zt__StepTrace *list[1] = { trace(&t, 0, number + 1, 1, 20) };
         zt_batch_traces(batch, RUN1, list, 1);
+        put_saves(batch, number);
     }
     if (zt_store_submit(j->b.store, batch, ZT_HURRY_YES, keep, on_ack, a, &err)) {
         free(a);
@@ -76,9 +95,16 @@ static void check_acked(struct journal *j, const char *what, int64_t at)
             continue;
         snprintf(sql, sizeof sql, "SELECT count(*) FROM step_trace WHERE run_id = '" RUN1 "' AND step = %d", j->acked[i] + 1);
         cr_expect_eq(number_of(db, sql), 1, "%s at operation %ld: acknowledged trace %d", what, (long)at, j->acked[i] + 1);
+        snprintf(sql, sizeof sql, "SELECT count(*) FROM checkpoints WHERE step = %d AND state = 2", j->acked[i]);
+        cr_expect_eq(number_of(db, sql), j->acked[i] > 0, "%s at operation %ld: acknowledged commit of step %d", what, (long)at,
+                     j->acked[i]);
     }
     cr_expect_eq(number_of(db, "SELECT count(*) FROM events WHERE kind = 'J' AND length(message) <> 700"), 0);
     cr_expect_eq(number_of(db, "SELECT count(*) FROM step_trace WHERE length(trace) <> bytes"), 0);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM checkpoints c WHERE (state = 1) <> (SELECT count(*) FROM checkpoint_shards p"
+                               " WHERE p.run_id = c.run_id AND p.step = c.step)"), 0, "%s: parts are there as long as a save is WRITING", what);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM checkpoint_shards p WHERE NOT EXISTS (SELECT 1 FROM checkpoints c"
+                               " WHERE c.run_id = p.run_id AND c.step = p.step)"), 0, "%s: a part without its save", what);
     cr_expect_eq(number_of(db, "SELECT count(*) FROM step_trace t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.kind = 'J'"
                                " AND e.rank = t.step - 1)"), 0, "%s: a batch is there whole or not at all", what);
     sqlite3_close(db);
