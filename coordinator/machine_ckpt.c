@@ -132,7 +132,8 @@ void mc_say_no_start(const struct mc_run *r, char *text, size_t n) {
                  "them with zctl checkpoint verify %s and submit with --resume %s",
                  r->row.saved_step, r->row.run_id, r->row.run_id);
 }
-/* Something may have to go on from this step: nothing of it is removed. */
+/* Something may have to go on from this step: nothing of it is removed. What a run began from in full is its oldest
+ * checkpoint, for as long as it lives; weights alone are of no use once it has saved. */
 static bool in_use(const struct zt_machine *m, const char *run_id, int64_t step) {
     for (int i = 0; i < m->n_runs; i++) {
         const struct mc_run *q = &m->runs[i];
@@ -140,7 +141,8 @@ static bool in_use(const struct zt_machine *m, const char *run_id, int64_t step)
         const struct zt_run_source *from = &q->row.config.source;
         const struct mc_ckpt *own = newest_committed(q);
         bool began = q->world && q->attempt.from == ZT_START_SOURCE;
-        if ((!own || began) && !q->row.source_corrupt && from->step == step && !strcmp(from->run_id, run_id)) return true;
+        bool needed = !from->weights_only || q->row.saved_step == 0 || began;
+        if (needed && !q->row.source_corrupt && from->step == step && !strcmp(from->run_id, run_id)) return true;
         if (strcmp(q->row.run_id, run_id)) continue;
         if (own && own->row.step == step) return true;
         if (q->world && q->attempt.from == ZT_START_OWN && q->attempt.start_step == step) return true;
@@ -232,8 +234,13 @@ static struct mc_ckpt *open_save(struct zt_machine *m, const struct zt_event *ev
                   r->row.config.saves ? "this generation goes on after it" : "its file has no checkpoint section");
         return NULL;
     }
-    if (old && (old->row.state == ZT_CKPT_COMMITTED || old->row.state == ZT_CKPT_DELETING)) {
+    if (old && old->row.state == ZT_CKPT_COMMITTED) {
         mc_refuse(m, ev, ZT_EINVAL, "step %" PRId64 " was saved by generation %u", step, old->row.generation);
+        return NULL;
+    }
+    if (old && old->row.state == ZT_CKPT_DELETING) { /* somebody may be at its folder */
+        mc_refuse(m, ev, ZT_ECANCELLED, "step %" PRId64 " is not saved: what generation %u saved of it is being removed", step,
+                  old->row.generation);
         return NULL;
     }
     if (step <= r->save_floor) { /* its row is gone: a repeat that comes late */
@@ -496,7 +503,8 @@ void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message
     mc_start_of(r, &was);
     struct mc_run *q = was.from == ZT_START_SOURCE ? mc_find_run(m, r->row.config.source.run_id) : r;
     struct mc_ckpt *c = q ? find(q, was.step) : NULL;
-    if (c && c->row.state == ZT_CKPT_COMMITTED) {
+    bool same = c && !memcmp(c->row.manifest, was.manifest, sizeof c->row.manifest); /* else it was saved anew since */
+    if (c && same && c->row.state == ZT_CKPT_COMMITTED) {
         c->row.state = ZT_CKPT_CORRUPT;
         c->row.verified = false;
         mc_copy(c->row.message, sizeof c->row.message, message);

@@ -13,7 +13,8 @@ const char *const sim_counter_names[SIM_COUNTERS] = {
     "succeeded",  "failed",           "cancelled",   "generations",    "hangs", "workers_lost",
     "reattached", "reformed",         "quarantined", "drained",        "gaps",  "stale",
     "superseded", "crashes",          "pauses",      "disk_full",      "kills", "stops",
-    "cuts",       "repeated_submits", "gave_up",     "kept_generation"};
+    "cuts",       "repeated_submits", "gave_up",     "kept_generation",
+    "saves", "commits", "saves_failed", "resumed", "removed", "damaged", "corrupt", "stopped_saved", "sets", "from_others", "no_progress"};
 
 /* ------------------------------------------------------------------------------ small things */
 uint64_t sim_random(struct sim *s) { /* splitmix64 */
@@ -120,7 +121,7 @@ static void check_success(struct sim *s, const struct db_run *r) {
     for (int k = 0; k < r->row.workers; k++) {
         if (!r->rank[k].done || r->rank[k].generation != r->row.generation)
             sim_break(s, "7: SUCCEEDED, rank %d is not done in the database", k);
-        for (int64_t i = 1; i <= r->row.config.steps; i++)
+        for (int64_t i = sim_base(r) + 1; i <= r->row.config.steps; i++)
             if (r->step_generation[k][i] != r->row.generation)
                 sim_break(s, "7: SUCCEEDED, rank %d has no row of step %lld in generation %u", k,
                           (long long)i, r->row.generation);
@@ -133,6 +134,7 @@ static void apply_run(struct sim *s, const struct zt_row_run *row) {
             r = &s->db.run[i];
             r->used = true;
             r->row = *row;
+            for (int k = 0; k <= MAX_STEPS * MAX_WORLD + MAX_WORLD - 1; k++) r->part[k / MAX_WORLD][k % MAX_WORLD].rank = -1;
         }
     if (!r) {
         sim_break(s, "more runs in the database than were submitted");
@@ -218,6 +220,12 @@ static void apply(struct sim *s, const struct row *w) {
         s->db.key[s->db.n_keys] = e->u.key;
         s->db.key_at[s->db.n_keys++] = s->now;
         break;
+    case ZT_FX_ROW_CKPT:
+    case ZT_FX_ROW_CKPT_GONE:
+    case ZT_FX_ROW_PART:
+    case ZT_FX_CKPT_SET:
+        sim_apply_ckpt(s, e);
+        break;
     case ZT_FX_STORE_STEPS: /* a row is replaced by one of its own or a newer generation */
         r = sim_db_run(s, e->u.steps.run_id);
         for (int64_t i = w->first; r && i <= w->last && i <= MAX_STEPS; i++)
@@ -241,6 +249,7 @@ static void commit_up_to(struct sim *s, uint64_t txn) {
         if (s->db.run[i].ended_now) check_success(s, &s->db.run[i]);
         s->db.run[i].ended_now = false;
     }
+    sim_check_files(s);
 }
 static void start_commit(struct sim *s) {
     if (s->committing || !s->row_first || !s->up) return;
@@ -255,6 +264,7 @@ static void step_machine(struct sim *s, struct zt_event *ev);
 /* An answer leaves: what it promises must be on the disk now. */
 static void check_promise(struct sim *s, const struct msg *m) {
     if (m->code) return;
+    sim_check_ckpt_promise(s, m);
     struct db_run *r = sim_db_run(
         s, m->kind == ZT_EV_SUBMIT || m->kind == ZT_EV_CANCEL ? m->run_id : m->at.run_id);
     if (m->kind == ZT_EV_SUBMIT && !r)
@@ -297,6 +307,7 @@ static void check_told(struct sim *s, const struct msg *m) {
     }
     const struct proc *w = &s->proc[m->proc];
     if (d->action == ZT_DESIRED_RUN) return;
+    sim_check_start(s, d);
     if (r->rank[d->rank].generation != d->generation ||
         memcmp(&r->rank[d->rank].incarnation, &w->incarnation, sizeof w->incarnation))
         sim_break(s, "2: START of %s generation %u rank %d to a worker without that lease",
@@ -313,6 +324,9 @@ static void on_reply(struct sim *s, const struct zt_fx_reply *p) {
     if (p->has_desired) m.desired = p->desired;
     memcpy(&m.comm, p->comm_id, sizeof m.comm);
     m.state = (int)p->state;
+    m.n_parts = p->n_parts;
+    m.n_remove = p->n_remove;
+    memcpy(m.remove, p->remove, sizeof m.remove);
     if (p->run_id[0]) snprintf(m.run_id, sizeof m.run_id, "%s", p->run_id);
     mix(s, p->request);
     mix(s, (uint64_t)p->code);
@@ -401,7 +415,7 @@ static void step_machine(struct sim *s, struct zt_event *ev) {
     start_commit(s);
 }
 static int64_t durable_step(const struct db_run *r, int rank) {
-    int64_t n = 0;
+    int64_t n = sim_base(r);
     while (n < MAX_STEPS && r->step_generation[rank][n + 1] == r->rank[rank].generation &&
            r->rank[rank].generation)
         n++;
@@ -421,6 +435,8 @@ static void start_coordinator(struct sim *s) {
     s->epoch++;
     s->durable = 0;
     s->committing = false;
+    static struct zt_row_ckpt ckpts[DB_RUNS * (MAX_STEPS + 1)];
+    static struct zt_row_part parts[DB_RUNS * (MAX_STEPS + 1)];
     struct zt_row_run runs[DB_RUNS];
     struct zt_row_attempt attempts[DB_RUNS];
     struct zt_row_rank ranks[DB_RUNS * MAX_WORLD];
@@ -437,6 +453,8 @@ static void start_coordinator(struct sim *s) {
                               .key_age_ms = key_age,
                               .run_age_ms = age,
                               .run_started_age_ms = started,
+                              .ckpts = ckpts,
+                              .parts = parts,
                               .last_order = s->db.order};
     for (int i = 0; i < s->db.n_keys; i++) key_age[i] = (s->now - s->db.key_at[i]) / MS;
     for (int i = 0; i < DB_RUNS; i++) {
@@ -446,6 +464,16 @@ static void start_coordinator(struct sim *s) {
         started[rec.n_runs] = r->row.started_ms ? 0 : -1;
         runs[rec.n_runs++] = r->row;
         attempts[rec.n_attempts++] = r->attempt;
+        for (int64_t k = 1; k <= MAX_STEPS; k++) {
+            if (!r->ckpt[k].state) continue;
+            ckpts[rec.n_ckpts++] = r->ckpt[k];
+            for (int j = 0; j < MAX_WORLD && r->ckpt[k].state == ZT_CKPT_WRITING; j++) {
+                if (r->part[k][j].rank < 0) continue;
+                struct zt_row_part *p = &parts[rec.n_parts++];
+                *p = (struct zt_row_part){.step = k, .generation = r->ckpt[k].generation, .part = r->part[k][j]};
+                snprintf(p->run_id, sizeof p->run_id, "%s", r->row.run_id);
+            }
+        }
         for (int k = 0; k < r->row.workers; k++) {
             if (r->rank[k].generation != r->row.generation) continue;
             steps[rec.n_ranks] = durable_step(r, k);
@@ -539,7 +567,48 @@ static void to_coordinator(struct sim *s, const struct msg *m) {
         ev.u.exited.exit_code = m->exit_code;
         ev.u.exited.signal = m->signal;
         break;
+    case ZT_EV_SHARD_DONE:
+        ev.u.shard.step = m->save;
+        ev.u.shard.part = (struct zt_ckpt_part){.bytes = 100 + m->at.rank, .index = {(uint8_t)(m->at.rank + 1)},
+                                                .parameter_hash = {1}, .state_hash = {2}};
+        break;
+    case ZT_EV_GET_SHARDS:
+    case ZT_EV_CKPT_REMOVED:
+        ev.u.commit.step = m->save;
+        break;
+    case ZT_EV_CKPT_COMMIT:
+        ev.u.commit.step = m->save;
+        ev.u.commit.bytes = m->last;
+        ev.u.commit.manifest = m->manifest;
+        ev.u.commit.parameter_hash = ev.u.commit.state_hash = "";
+        break;
+    case ZT_EV_CKPT_FAILED:
+        ev.u.ckpt_failed.step = m->save;
+        ev.u.ckpt_failed.message = "as simulated";
+        break;
+    case ZT_EV_RANK_LOADED:
+        ev.u.loaded.step = m->save;
+        ev.u.loaded.seconds = 0.1;
+        break;
+    case ZT_EV_CKPT_SET: {
+        const struct db_run *r = sim_db_run(s, m->at.run_id);
+        const struct zt_row_ckpt *c = r ? &r->ckpt[m->save] : NULL;
+        ev.u.ckpt_set.key = m->manifest;
+        ev.u.ckpt_set.run_id = m->at.run_id;
+        ev.u.ckpt_set.step = m->save;
+        ev.u.ckpt_set.what = (enum zt_ckpt_set)m->what;
+        ev.u.ckpt_set.message = "as simulated";
+        ev.u.ckpt_set.read_txn = s->durable;
+        ev.u.ckpt_set.found = c && c->state;
+        ev.u.ckpt_set.state = c ? c->state : (enum zt_ckpt_state)0;
+        ev.u.ckpt_set.pinned = c && c->pinned;
+        for (int64_t k = 1; c && k <= MAX_STEPS; k++)
+            ev.u.ckpt_set.others += k != m->save && r->ckpt[k].state == ZT_CKPT_COMMITTED && r->ckpt[k].verified;
+        break;
+    }
     case ZT_EV_SUBMIT:
+        if (s->client[m->client].wants_source && !s->client[m->client].c.source.run_id[0]) sim_find_source(s, &s->client[m->client]);
+        ev.u.submit.read_txn = s->durable;
         snprintf(run_id, sizeof run_id, "RUN%llu", (unsigned long long)++s->run_ids);
         ev.u.submit.key = s->client[m->client].key;
         ev.u.submit.run_id = run_id;

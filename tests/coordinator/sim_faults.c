@@ -33,6 +33,16 @@ static void plan_client(struct sim *s, int i, int64_t latest) {
                                   .term_grace = 1,
                                   .comm_init = 20};
     memset(c->c.allowed, 0xff, sizeof c->c.allowed);
+    if (sim_chance(s, 65)) {
+        c->c.saves = true;
+        c->c.on_preempt = sim_chance(s, 70);
+        c->interval = sim_range(s, 2, 20);
+        c->c.keep_latest_k = sim_chance(s, 20) ? 0 : sim_range(s, 2, 3);
+        c->c.keep_every = sim_chance(s, 30) ? 3 * c->interval : 0;
+        c->c.no_progress_limit = sim_chance(s, 20) ? (int)sim_range(s, 2, 4) : 0;
+        c->c.term_grace = (double)sim_range(s, 1, 4);
+    }
+    c->wants_source = i > 0 && !s->gentle && sim_chance(s, 30);
     c->step_ns = (uint64_t)sim_range(s, 40, 300) * (uint64_t)MS;
     if (s->gentle) return;
     if (sim_chance(s, 15)) {
@@ -146,6 +156,8 @@ void sim_fault(struct sim *s, int index, uint64_t tag) {
     if (p < 0) return;
     struct proc *w = &s->proc[p];
     int64_t some = sim_range(s, 200, 15000) * MS;
+    if (sim_chance(s, 12)) sim_damage(s);
+    if (sim_chance(s, 40)) sim_user(s);
     switch (tag % 16) {
     case 0:
     case 1:
@@ -261,7 +273,14 @@ void sim_client_tick(struct sim *s, int i) {
 }
 void sim_to_client(struct sim *s, const struct msg *m) {
     struct client *c = &s->client[m->client];
-    if (m->code == ZT_EBUSY) return; /* tries again */
+    if (m->kind == ZT_EV_CKPT_SET) {
+        sim_user_answer(s, m);
+        return;
+    }
+    if (m->code == ZT_EBUSY) { /* tries again; what it begins from is looked up anew */
+        if (m->kind == ZT_EV_SUBMIT) c->c.source = (struct zt_run_source){0};
+        return;
+    }
     if (m->code) {
         sim_break(s, "client %d: request kind %d is refused with %d", m->client, m->kind, m->code);
         return;
@@ -301,13 +320,17 @@ void sim_check_end(struct sim *s) {
                       zt_run_state_name(state));
         if (state == ZT_RUN_CANCELLED && !c->wants_cancel)
             sim_break(s, "%s was cancelled by nobody", c->run_id);
-        if (state == ZT_RUN_SUCCEEDED && c->poison_step)
+        if (state == ZT_RUN_SUCCEEDED && c->poison_step > (c->c.source.weights_only ? 0 : c->c.source.step))
             sim_break(s, "%s SUCCEEDED beyond a step that always fails", c->run_id);
-        bool gave_up = found->counted > most,
+        bool gave_up = found->row.restarts_counted >= most && found->attempt.counted,
              never = c->poisoned || c->poison_reason == ZT_REASON_OOM_DEVICE;
-        if (state == ZT_RUN_FAILED && !gave_up && !never)
+        bool idle = found->row.reason == ZT_REASON_NO_PROGRESS && c->c.no_progress_limit &&
+                    found->row.no_progress >= (uint32_t)c->c.no_progress_limit;
+        bool lost = found->row.reason == ZT_REASON_CKPT_CORRUPT && c->damaged;
+        s->counters[SIM_NO_PROGRESS] += idle;
+        if (state == ZT_RUN_FAILED && !gave_up && !never && !idle && !lost)
             sim_break(s, "%s FAILED for no reason of its own: %s", c->run_id, found->row.detail);
-        if (found->counted > most + 1)
+        if (found->counted > most + 1 && !c->c.saves)
             sim_break(s, "%s failed %u times, max_restarts is %u", c->run_id, found->counted, most);
         if (s->gentle && found->row.generation != 1)
             sim_break(s, "%s is at generation %u though nothing happened that may cost one",

@@ -30,15 +30,24 @@ struct msg {
     char hash[20];
     int code; bool has_desired; struct zt_desired desired; /* replies and pushes */
     char run_id[ZT_RUN_ID_MAX + 1]; int state;
+    int64_t save;                /* step of a checkpoint */
+    uint8_t manifest[32]; int what, n_parts, n_remove; int64_t remove[ZT_CKPT_REMOVE_MAX];
 };
 
 /* ---- the physical world */
 struct group { struct at at; int world; bool born[MAX_WORLD], dead[MAX_WORLD], in_comm[MAX_WORLD], done[MAX_WORLD]; int64_t step[MAX_WORLD];
-               uint64_t comm; };
+               uint64_t comm; bool busy[MAX_WORLD] /* its writer */, stop; int64_t decided; bool saves[MAX_STEPS + 1]; int64_t stop_step; };
+/* ---- checkpoints: one call to the coordinator at a time, as the writer thread makes them */
+enum writer { WR_IDLE = 0, WR_WRITE, WR_PUBLISH, WR_CALL };
+struct call { bool on, sent; int64_t at; struct msg m; };
+struct file { bool there, damaged; uint32_t generation; uint32_t part_generation; bool part[MAX_WORLD]; };
+struct files { char run_id[ZT_RUN_ID_MAX + 1]; struct file f[MAX_STEPS + 1]; };
 struct child {
     bool alive; struct at at; int group, world, phase;
     bool stopped, exiting; int64_t exit_at; int exit_code, signal;
     int64_t ready_at, next_at, step, progress_at, reported, ask_at; uint64_t comm;
+    int64_t base; bool needs_load, loaded; struct zt_desired from; /* what it begins from */
+    struct call call; int writer; int64_t save, write_at, boundary; int64_t remove[ZT_CKPT_REMOVE_MAX]; int n_remove; bool stopping;
 };
 struct item { int state; /* 0 to send, 1 sent, 2 acknowledged */ int64_t at; struct msg m; };
 struct proc { /* one zworker process */
@@ -55,11 +64,13 @@ struct client {
     int poison_step, poison_reason; /* 0 = none: this step always ends so */
     bool poisoned;                  /* some rank reported a reason that is never retried */
     int sent;
+    int64_t interval; bool wants_source; bool damaged; /* something it saved was */
 };
 
 /* ---- the simulated disk */
 struct db_run { bool used; struct zt_row_run row; struct zt_row_attempt attempt; struct zt_row_rank rank[MAX_WORLD];
-                uint32_t step_generation[MAX_WORLD][MAX_STEPS + 1]; uint32_t counted; bool was_running, ended_now; };
+                uint32_t step_generation[MAX_WORLD][MAX_STEPS + 1]; uint32_t counted;
+                struct zt_row_ckpt ckpt[MAX_STEPS + 1]; /* state 0: none */ struct zt_ckpt_part part[MAX_STEPS + 1][MAX_WORLD]; bool was_running, ended_now; };
 struct db { struct db_run run[DB_RUNS]; struct zt_row_worker worker[16]; int n_workers; struct zt_row_key key[256]; int64_t key_at[256];
             int n_keys; uint64_t order; };
 struct row { struct zt_effect e; int64_t first, last; struct row *next; };
@@ -87,6 +98,7 @@ struct sim {
     int n_ids; int64_t gone_at[16], away_until[16]; /* of a worker without a process */
     int64_t undisturbed; /* since when the coordinator runs and is heard */ uint64_t sessions, comm_ids, run_ids; struct proc proc[MAX_PROCS]; int n_procs; struct group *group; int n_groups, cap_groups;
     struct client client[MAX_CLIENTS]; int n_clients;
+    struct files files[DB_RUNS]; int n_files;
     uint64_t counters[SIM_COUNTERS];
     char log[50][200]; int n_log;
 };
@@ -101,6 +113,23 @@ void sim_log(struct sim *s, const char *fmt, ...) __attribute__((format(printf, 
 void sim_send(struct sim *s, int what, const struct msg *m); /* through the network */
 struct db_run *sim_db_run(struct sim *s, const char *run_id);
 bool same_at(const struct at *a, const char *run_id, uint32_t generation);
+
+/* sim_ckpt.c */
+bool sim_save(struct sim *s, int p, int64_t step); /* a step boundary: false = this rank must wait for its writer */
+void sim_writer_tick(struct sim *s, int p);
+void sim_call_answered(struct sim *s, int p, const struct msg *m);
+void sim_send_call(struct sim *s, int p);
+void sim_load(struct sim *s, int p);
+void sim_apply_ckpt(struct sim *s, const struct zt_effect *e);
+void sim_check_files(struct sim *s); /* after a commit of the database */
+void sim_check_start(struct sim *s, const struct zt_desired *d);
+void sim_check_ckpt_promise(struct sim *s, const struct msg *m);
+void sim_damage(struct sim *s);
+void sim_user(struct sim *s);          /* somebody pins, looks at or removes a checkpoint */
+void sim_user_answer(struct sim *s, const struct msg *m);
+void sim_find_source(struct sim *s, struct client *c);
+int64_t sim_base(const struct db_run *r); /* the step its live generation goes on after */
+const struct client *sim_client_of(struct sim *s, const char *run_id);
 
 /* sim_worker.c */
 int sim_start_proc(struct sim *s, int worker);

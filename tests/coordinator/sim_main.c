@@ -61,7 +61,13 @@ static int run_plants(uint64_t n) {
         "SUCCEEDED before the rows are durable",
         "communicator id overwritten",
         "request keys forgotten",
-        "lost workers not noticed"};
+        "lost workers not noticed",
+        "a checkpoint committed before all parts are in",
+        "a generation that goes on from a failed save",
+        "retention that keeps the newest alone",
+        "parts forgotten by a restart",
+        "a fresh start when every checkpoint is damaged",
+        "a checkpoint committed before its step rows are in"};
     int missed = 0;
     for (int plant = 1; plant < MC_PLANT_COUNT; plant++) {
         zt_machine_plant = plant;

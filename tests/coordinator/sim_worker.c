@@ -38,12 +38,16 @@ static uint32_t fenced(const struct proc *w, const char *run_id) {
         if (!strcmp(w->fence[i].run_id, run_id)) return w->fence[i].generation;
     return 0;
 }
+static int64_t base_of(const struct zt_desired *d) {
+    return d->from == ZT_START_FRESH || d->weights_only ? 0 : d->start_step;
+}
 static int find_group(struct sim *s, const struct zt_desired *d) {
     for (int i = s->n_groups - 1; i >= 0; i--)
         if (same_at(&s->group[i].at, d->run_id, d->generation)) return i;
     s->group[s->n_groups] = (struct group){.world = d->world};
     snprintf(s->group[s->n_groups].at.run_id, sizeof s->group[0].at.run_id, "%s", d->run_id);
     s->group[s->n_groups].at.generation = d->generation;
+    for (int i = 0; i < MAX_WORLD; i++) s->group[s->n_groups].step[i] = base_of(d);
     return s->n_groups++;
 }
 static void spawn(struct sim *s, int p, const struct zt_desired *d) {
@@ -67,7 +71,12 @@ static void spawn(struct sim *s, int p, const struct zt_desired *d) {
                               .phase = ZT_TP_STARTING,
                               .progress_at = s->now,
                               .ready_at = s->now + sim_range(s, 20, 400) * MS,
-                              .next_at = s->now};
+                              .next_at = s->now,
+                              .base = base_of(d),
+                              .step = base_of(d),
+                              .reported = base_of(d),
+                              .needs_load = d->from != ZT_START_FRESH,
+                              .from = *d};
     w->child.at = s->group[g].at;
     w->child.at.rank = d->rank;
     sim_log(s, "  proc %d spawns %s g%u rank %d", p, d->run_id, d->generation, d->rank);
@@ -112,7 +121,7 @@ static void child_gone(struct sim *s, int p) {
     sim_log(s, "  proc %d: trainer of %s g%u rank %d exits (%d, signal %d)", p, c->at.run_id,
             c->at.generation, c->at.rank, c->exit_code, c->signal);
 }
-static const struct client *client_of(struct sim *s, const char *run_id) {
+const struct client *sim_client_of(struct sim *s, const char *run_id) {
     for (int i = 0; i < s->n_clients; i++) {
         const struct db_run *r = sim_db_run(s, run_id);
         if (r && !strcmp(r->row.name, s->client[i].name)) return &s->client[i];
@@ -151,10 +160,21 @@ static void form(struct sim *s, int p) {
     c->phase = c->phase == ZT_TP_IN_COMM ? ZT_TP_RUNNING : c->phase;
     c->next_at = s->now;
 }
+static void done(struct sim *s, int p);
 static void step(struct sim *s, int p) {
     struct child *c = &s->proc[p].child;
     struct group *g = group_of(s, c);
-    const struct client *job = client_of(s, c->at.run_id);
+    const struct client *job = sim_client_of(s, c->at.run_id);
+    if (c->needs_load && !c->loaded) {
+        sim_load(s, p);
+        return;
+    }
+    if (c->step > c->base && !sim_save(s, p, c->step)) return;
+    if (c->exiting) return;
+    if (c->step >= job->c.steps) {
+        done(s, p);
+        return;
+    }
     for (int i = 0; i < c->world; i++)
         if (g->step[i] < c->step) return; /* waits for the others in a collective */
     if (s->now < c->next_at) return;
@@ -168,8 +188,13 @@ static void step(struct sim *s, int p) {
     c->progress_at = s->now;
     c->next_at = s->now + (int64_t)job->step_ns + sim_range(s, 0, 20) * MS;
     if (next % 3 == c->at.rank % 3) flush_steps(s, p);
-    if (next < job->c.steps) return;
-    flush_steps(s, p);
+    if (next == job->c.steps) flush_steps(s, p);
+}
+static void done(struct sim *s, int p) {
+    struct child *c = &s->proc[p].child;
+    struct group *g = group_of(s, c);
+    const struct client *job = sim_client_of(s, c->at.run_id);
+    int64_t next = c->step;
     c->phase = ZT_TP_DONE;
     g->done[c->at.rank] = true;
     struct msg m = about_child(c, ZT_EV_RANK_DONE);
@@ -178,6 +203,7 @@ static void step(struct sim *s, int p) {
     post(s, p, m);
     sim_kill_child(s, p, 0, 0, sim_range(s, 5, 300) * MS);
 }
+static bool job_saves(struct sim *s, const struct child *c) { return sim_client_of(s, c->at.run_id)->c.saves; }
 void sim_child_tick(struct sim *s, int p) {
     struct proc *w = &s->proc[p];
     struct child *c = &w->child;
@@ -205,6 +231,8 @@ void sim_child_tick(struct sim *s, int p) {
         sim_kill_child(s, p, 1, 0, sim_range(s, 1, 200) * MS);
         return;
     }
+    sim_writer_tick(s, p);
+    if (w->draining && job_saves(s, c)) g->stop = true;
     if (c->phase == ZT_TP_RUNNING) step(s, p);
 }
 
@@ -247,6 +275,7 @@ static void hang_up(struct sim *s, int p, int64_t wait_ms) {
     if (w->connected) tell_closed(s, p);
     w->connected = w->registered = false;
     w->connect_at = s->now + wait_ms * MS;
+    w->child.call.sent = false;
     for (int i = 0; i < w->n_out; i++)
         if (w->out[i].state == 1) w->out[i].state = 0;
 }
@@ -342,6 +371,7 @@ void sim_proc_tick(struct sim *s, int p) {
     if (w->connected && s->now - w->heard_at > patience) hang_up(s, p, sim_range(s, 100, 1000));
     if (w->registered && s->now >= w->next_beat) beat(s, p);
     if (w->registered) send_outbox(s, p);
+    if (w->registered) sim_send_call(s, p);
     sim_at(s, s->now + sim_range(s, 30, 90) * MS, W_PROC, p, w->session);
 }
 static void obey(struct sim *s, int p, const struct zt_desired *d) {
@@ -407,6 +437,7 @@ void sim_to_proc(struct sim *s, const struct msg *m) {
         w->child.alive && same_at(&w->child.at, m->at.run_id, m->at.generation) && !w->child.comm)
         w->child.comm = m->comm;
     if (m->id) answer_to_item(s, m->proc, m);
+    if (m->id && w->child.alive && w->child.call.on && w->child.call.m.id == m->id) sim_call_answered(s, m->proc, m);
     if (m->has_desired) obey(s, m->proc, &m->desired);
 }
 int sim_pick_proc(struct sim *s, bool with_child) {
