@@ -379,7 +379,6 @@ static const struct zt_not_yet not_yet[] = {
     {"dataset.sources", "[]"},
     {"memory.expandable_segments", "false"},
     {"comm.trace_buf_size", "4096"},
-    {"restart.no_progress_limit", "3"}, /* it counts checkpoints */
 };
 
 /* Words of other programs, for "did you mean". */

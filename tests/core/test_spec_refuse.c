@@ -385,7 +385,6 @@ Test(refuse, not_in_this_version) {
         {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
         {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},
-        {"restart.no_progress_limit=0", "\"0\" is not in this version (only 3)"},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         char want[300];
