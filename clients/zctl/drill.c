@@ -139,8 +139,11 @@ static int prepare(struct drill *d, struct zt_run_file *f, struct zt_error *err)
         rc = zt_run_file_set(f, "restart.max_restarts", "0", err);
     if (rc == 0 && d->batch > 0)
         rc = set_number(f, "training.global_batch_size", d->batch, err);
-    if (rc == 0 && d->part == RESUMED && d->resume_local > 0)
+    if (rc == 0 && d->part == RESUMED && d->resume_local > 0) { /* with other workers */
         rc = set_number(f, "training.local_batch_size", d->resume_local, err);
+        if (rc == 0 && f->spec.workers > 0)
+            rc = set_number(f, "workers", d->o->resume_workers, err);
+    }
     if (rc == 0)
         rc = zt_run_file_parse(f, err);
     if (rc == 0 && d->part == RESUMED) {
