@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <xxhash.h>
 
@@ -45,10 +46,10 @@ int stream_open(const struct zt_sys *sys, const char *path, int64_t bytes, struc
     s->xxh = XXH3_createState();
     s->sha = EVP_MD_CTX_new();
     int rc = 0;
-    if (!s->pieces || !s->xxh || !s->sha || EVP_DigestInit_ex(s->sha, EVP_sha256(), NULL) != 1 || strlen(path) >= sizeof s->path)
+    if (!s->pieces || !s->xxh || !s->sha || EVP_DigestInit_ex(s->sha, EVP_sha256(), NULL) != 1)
         rc = zt_fail(err, ZT_ENOMEM, "%s: no memory to write it", path);
     if (!rc) {
-        strcpy(s->path, path);
+        ZT_ASSERT((size_t)snprintf(s->path, sizeof s->path, "%s", path) < sizeof s->path); /* ckpt_path made it */
         XXH3_128bits_reset(s->xxh);
         s->fd = sys->open(sys->arg, path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0644);
         if (s->fd < 0) rc = ckpt_io_failed(path, "cannot be made", s->fd, watch.disk_full, err);
