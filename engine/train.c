@@ -52,6 +52,18 @@ out:
     return rc;
 }
 
+/* A run that was stopped between its last save and its end has nothing left to do: what it says at the
+ * end is said of what was loaded. */
+static int resumed_at_the_end(struct zt_trainer *t, struct zt_train_result *result,
+                              struct zt_error *err) {
+    struct zt_hash128 hash;
+    result->steps = t->resumed;
+    if (!t->resumed || t->resumed < t->total_steps) return 0;
+    int rc = zt_trainer_check_hash(t, &hash, err);
+    if (rc == 0) zt_hash_text(hash, result->parameter_hash);
+    return rc;
+}
+
 /* Failures that every rank sees at the same point need no abort: it could only turn a slower rank's
  * own clear message into "a peer is gone". */
 static bool seen_by_all(int code) {
@@ -87,6 +99,7 @@ int zt_train(const struct zt_train_config *c, const struct zt_train_hooks *h,
     if (!err) err = &local;
     *result = (struct zt_train_result){.peer = -1};
     TRY(zt_trainer_open(t, err));
+    TRY(resumed_at_the_end(t, result, err));
     for (t->step = t->resumed + 1; t->step <= t->total_steps; t->step++) TRY(one_step(t, result, err));
     zt_trainer_save_finish(t);
     zt_progress_state(t, ZT_TRAINER_DONE);

@@ -48,6 +48,7 @@ struct go_job {
     int64_t last;                /* 0: the run's last */
     const struct go_store *from; /* NULL: fresh */
     bool weights, accept;
+    char fail[64];               /* ZT_FAIL of every rank */
     int forget;                  /* a planted fault: 1 + kind that the source hands out as zeros */
     struct go_store *store, *end, *loaded; /* after `snap`, after the last step, right after the load */
     int rc[RANKS_MAX];
@@ -250,6 +251,7 @@ static inline int go_rank(int rank, int world, void *arg) {
     struct zt_error *e = &j->err[rank];
     struct zt_spec s;
     struct zt_train_hooks hooks = {.arg = &j->shared, .comm_id = go_comm_id};
+    if (j->fail[0]) setenv("ZT_FAIL", j->fail, 1);
     EXPECT(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &s, e) == 0, "%s", e->msg);
     EXPECT(zt_spec_resolve(&s, world, "test.yaml", e) == 0, "%s", e->msg);
     struct zt_train_config c = {.spec = &s,
@@ -308,8 +310,21 @@ static inline bool go_same_double(double a, double b) {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
 }
 
-/* Every element of every kind, bit for bit. */
+/* Where training stands, and every element of every kind, bit for bit. */
 static inline bool go_same_store(const struct go_store *a, const struct go_store *b, char *why) {
+    const struct zt_position *p = &a->position, *q = &b->position;
+    if (p->step != q->step || p->updates != q->updates || p->skipped != q->skipped ||
+        p->tokens != q->tokens || p->scale != q->scale || p->scale_good != q->scale_good ||
+        p->scale_hysteresis_left != q->scale_hysteresis_left ||
+        p->cursor.epoch != q->cursor.epoch || p->cursor.consumed != q->cursor.consumed)
+        return go_say(why,
+                      "step %lld: %lld updates, %lld skipped, %lld tokens, scale %g (%lld good, %d "
+                      "left), not %lld, %lld, %lld, %g (%lld, %d)",
+                      (long long)q->step, (long long)q->updates, (long long)q->skipped,
+                      (long long)q->tokens, q->scale, (long long)q->scale_good,
+                      q->scale_hysteresis_left, (long long)p->updates, (long long)p->skipped,
+                      (long long)p->tokens, p->scale, (long long)p->scale_good,
+                      p->scale_hysteresis_left);
     if (a->n_tensors != b->n_tensors)
         return go_say(why, "%d tensors and %d", a->n_tensors, b->n_tensors);
     for (int i = 0; i < a->n_tensors; i++)

@@ -214,6 +214,34 @@ Test(resume, the_schedule_neither_lags_nor_jumps) {
     }
 }
 
+#ifdef ZT_FAILPOINTS
+/* A gradient that is not finite in step 2: the scale has moved, or its patience, when the run stops after
+ * step 4. It goes on with both, and with the count of good steps and of skipped ones. */
+Test(resume, the_loss_scale_goes_on) {
+    static const char *const rule[] = {"torch", "deepspeed"};
+    for (int k = 0; k < 2; k++) {
+        char more[300], why[GO_WHY] = "";
+        snprintf(more, sizeof more, SMALL "precision: {recipe: fp16, reduce_dtype: fp32, scaler: %s}\n", rule[k]);
+        struct go_job *first = small(2, "zero2", more), *whole, *rest = small(2, "zero2", more);
+        strcpy(first->fail, "engine.infinity:nth=2:error");
+        first->end = go_store_new();
+        rest->end = go_store_new();
+        struct go_store *s = kept(first, 4, &whole);
+        cr_assert_eq(s->position.skipped, 1);
+        cr_assert_eq(s->position.updates, 3);
+        cr_assert_eq(s->position.scale, k ? 65536 : 32768);
+        cr_assert_eq(s->position.scale_hysteresis_left, k ? 1 : s->position.scale_hysteresis_left);
+        rest->from = s;
+        go_ok(rest);
+        cr_assert(go_same_steps(whole, rest, 4, why), "%s: %s", rule[k], why);
+        cr_assert(go_same_store(whole->end, rest->end, why), "%s: %s", rule[k], why);
+        go_store_free(s);
+        go_free(whole);
+        go_free(rest);
+    }
+}
+#endif
+
 /* Exactly at the end of an epoch, and of the last one: nothing is repeated, and nothing is left. */
 Test(resume, at_the_end_of_an_epoch) {
     const char *const more = "training: {epochs: 2, seq_len: 8, local_batch_size: 20}\n";
