@@ -33,7 +33,7 @@ static int path_of(const struct zt_checkpoint_config *c, char out[ZT_PATH_MAX + 
 /* No folder of the step: one that this host does not see is the host's fault, one that is gone from a
  * folder that is there is the checkpoint's, and an older one may do. */
 static int missing(const struct zt_trainer *t, const struct zt_checkpoint_config *c,
-                   const char *path, struct zt_error *err) {
+                   struct zt_error *err) {
     const struct zt_sys *sys = zt_load_sys(t);
     int fd = sys->open(sys->arg, c->resume_folder, O_RDONLY | O_DIRECTORY, 0);
     if (fd < 0)
@@ -42,7 +42,7 @@ static int missing(const struct zt_trainer *t, const struct zt_checkpoint_config
                        "one that all hosts share",
                        c->resume_folder);
     sys->close(sys->arg, fd);
-    return zt_fail(err, ZT_ECORRUPT, "%s: the checkpoint is not there any more", path);
+    return zt_fail(err, ZT_ECORRUPT, "it is not there any more");
 }
 
 /* ---- a run that goes on ---- */
@@ -107,7 +107,7 @@ static int resume(struct zt_trainer *t, struct zt_error *err) {
     int rc = 0;
     TRY(path_of(c, path, err));
     rc = zt_ckpt_open(&o, &k, err);
-    if (rc == ZT_ENOTFOUND) rc = missing(t, c, path, err);
+    if (rc == ZT_ENOTFOUND) rc = missing(t, c, err);
     TRY(rc);
     const struct zt_manifest *m = zt_ckpt_manifest(k);
     struct zt_tensor_source source = zt_ckpt_source(k);
