@@ -142,6 +142,8 @@ struct zt_run_config {
     int priority;               /* 0..100, higher first */
     int workers;                /* 0 = as many idle ones as `allowed` permits; fixed by the first allocation */
     int replicate, shard, tensor; /* degrees; -1 = fill */
+    bool elastic;               /* workers 0; each formation takes as many as there are and `allowed` permits, replicas
+                                 * go first, then the shard degree shrinks (zt_mesh_shrink); degrees are the most */
     bool fill_shard;            /* with both data-parallel degrees open: fill shard (else replicate) */
     uint64_t allowed[ZT_MACHINE_WORLD_MAX / 64]; /* bit w-1: w workers pass zt_spec_resolve; read if workers is 0 */
     char device[16];            /* "" = any */

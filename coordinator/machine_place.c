@@ -64,6 +64,8 @@ static struct census count_workers(struct zt_machine *m, const struct zt_run_con
 
 /* The mesh of `world` workers; false when the degrees do not fit it. An open tensor degree is 1. */
 bool mc_mesh_for(const struct zt_run_config *c, int world, struct zt_mesh *mesh) {
+    if (c->elastic)
+        return zt_mesh_shrink((struct zt_mesh){c->replicate, c->shard, c->tensor}, c->fill_shard, world, mesh);
     *mesh = (struct zt_mesh){c->replicate, c->shard, c->tensor < 0 ? 1 : c->tensor};
     bool shard_open = c->shard < 0 && (c->fill_shard || c->replicate > 0);
     if (mesh->shard < 0 && !shard_open) mesh->shard = 1;
@@ -82,14 +84,21 @@ static bool allowed(const struct zt_run_config *c, int world) {
 /* How many workers the run takes of `idle` ones; 0 = none fits. */
 static int world_for(const struct mc_run *r, int idle, struct zt_mesh *mesh) {
     const struct zt_run_config *c = &r->row.config;
-    if (r->row.workers >
-        0) { /* the first allocation fixed it: a restart computes the same numbers */
+    if (r->row.workers > 0 && !c->elastic) { /* the first allocation fixed it: a restart computes the same numbers */
         *mesh = r->row.mesh;
         return r->row.workers;
     }
     if (c->workers > 0) return mc_mesh_for(c, c->workers, mesh) ? c->workers : 0;
     for (int w = idle < ZT_MACHINE_WORLD_MAX ? idle : ZT_MACHINE_WORLD_MAX; w > 0; w--)
         if (allowed(c, w) && mc_mesh_for(c, w, mesh)) return w;
+    return 0;
+}
+
+/* The fewest workers that would do; 0 = not known. */
+static int least_for(const struct mc_run *r) {
+    struct zt_mesh mesh;
+    for (int w = 1; w <= ZT_MACHINE_WORLD_MAX; w++)
+        if (allowed(&r->row.config, w) && mc_mesh_for(&r->row.config, w, &mesh)) return w;
     return 0;
 }
 
@@ -184,6 +193,11 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
     if (zt_schedule_place(m->slots, idle, mesh, m->order_buf, m->scratch)) return false;
     struct mc_rank *ranks = calloc((size_t)world, sizeof *ranks);
     if (!ranks) return false;
+    if (r->row.workers > 0 && world != r->row.workers)
+        mc_event(m, (struct mc_note){.level = 2, .kind = "RESIZED", .run = r, .rank = -1},
+                 "run %s goes on with %d workers instead of %d (replicate %d x shard %d x tensor %d), the global batch stays; equal "
+                 "bits are promised only on an unchanged mesh",
+                 r->row.name, world, r->row.workers, mesh.replicate, mesh.shard, mesh.tensor);
     uint32_t newest =
         r->row.generation > r->generation_floor ? r->row.generation : r->generation_floor;
     r->ranks = ranks;
@@ -223,7 +237,8 @@ static bool allocate(struct zt_machine *m, struct mc_run *r, int world, struct z
 /* Tries to start one run. Returns true when those behind it must wait. */
 static bool try_run(struct zt_machine *m, struct mc_run *r) {
     struct census n = count_workers(m, &r->row.config);
-    bool fills = r->row.workers == 0 && r->row.config.workers == 0;
+    bool elastic = r->row.config.elastic;
+    bool fills = elastic || (r->row.workers == 0 && r->row.config.workers == 0);
     struct zt_mesh mesh;
     struct mc_start start;
     if (!mc_pick_start(r, &start)) {
@@ -240,7 +255,8 @@ static bool try_run(struct zt_machine *m, struct mc_run *r) {
         say(m, r, "the coordinator is out of memory; it tries again");
         return true;
     }
-    say_need(m, r, fills && n.idle == 0 ? 1 : world, &n);
+    if (elastic && world == 0) world = least_for(r);
+    say_need(m, r, !elastic && fills && n.idle == 0 ? 1 : world, &n);
     return world > 0 && world <= n.idle + n.busy;
 }
 void mc_schedule(struct zt_machine *m) {

@@ -79,6 +79,8 @@ static const char *const sql_of[Q_COUNT] = {
     [Q_TRIM] = "DELETE FROM step_rank WHERE run_id=?1 AND step BETWEEN ?2 AND ?3 AND step % 100 <> 0 AND EXISTS"
                " (SELECT 1 FROM step_rollup r WHERE r.run_id=step_rank.run_id AND r.step=step_rank.step"
                " AND r.generation >= step_rank.generation)",
+    /* Of ranks that an older, bigger generation had. */
+    [Q_STEP_STALE] = "DELETE FROM step_rank WHERE run_id=?1 AND step=?2 AND generation<?3",
     [Q_RANK_KNOWN] = "SELECT 1 FROM assignments WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG_NEXT] = "SELECT next FROM log_streams WHERE run_id=?1 AND generation=?2 AND rank=?3",
     [Q_LOG] = "INSERT INTO logs (run_id, generation, rank, offset, err, at_ms, data) VALUES (?1,?2,?3,?4,?5,?6,?7)",

@@ -308,7 +308,13 @@ static int roll_up(struct zt_writer *w, const char *run_id, int64_t step, int64_
         zt__step_report__free_unpacked(reports[i], NULL);
     free(reports);
     free(r);
-    return code ? code : trim(w, run_id, step, err);
+    if (code)
+        return code;
+    s = w->q[Q_STEP_STALE];
+    w_text(s, 1, run_id);
+    sqlite3_bind_int64(s, 2, step);
+    sqlite3_bind_int64(s, 3, generation);
+    return w_done(w, Q_STEP_STALE, "step rows of an older generation", err) ? err->code : trim(w, run_id, step, err);
 }
 
 static int by_run_and_step(const void *a, const void *b)

@@ -53,7 +53,8 @@ int zt_run_config_from_spec(const struct zt_spec *spec, int workers, const char 
         return zt_fail(err, ZT_ENOMEM, "%s: out of memory", file);
     *s = *spec;
     int code = 0;
-    if (wanted == 0 && spec->parallelism.replicate > 0 && spec->parallelism.shard > 0 && spec->parallelism.tensor > 0)
+    bool elastic = wanted == 0 && spec->workers_max > 0;
+    if (wanted == 0 && !elastic && spec->parallelism.replicate > 0 && spec->parallelism.shard > 0 && spec->parallelism.tensor > 0)
         wanted = spec->parallelism.replicate * spec->parallelism.shard * spec->parallelism.tensor;
     _Static_assert(ZT_RANKS_MAX <= ZT_MACHINE_WORLD_MAX, "resolve refuses what the machine cannot hold");
     if (wanted > 0)
@@ -66,6 +67,9 @@ int zt_run_config_from_spec(const struct zt_spec *spec, int workers, const char 
         c->replicate = s->parallelism.replicate;
         c->shard = s->parallelism.shard;
         c->tensor = s->parallelism.tensor;
+        c->elastic = elastic;
+        if (elastic && s->parallelism.mode == ZT_DDP)
+            c->shard = 1;
         c->fill_shard = s->parallelism.mode != ZT_DDP;
         snprintf(c->device, sizeof c->device, "%s", s->requirements.device);
         c->memory_bytes = (int64_t)(s->requirements.memory_gib * 1073741824.0);
@@ -141,7 +145,7 @@ char *zt_run_config_to_json(const struct zt_run_config *c)
     char manifest[2 * sizeof c->source.manifest + 1];
     hex_bytes(c->source.manifest, sizeof c->source.manifest, manifest);
     json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:s, s:s, s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f,"
-                          " s:b, s:b, s:I, s:I, s:i, s:s, s:I, s:b, s:s}",
+                          " s:b, s:b, s:I, s:I, s:i, s:s, s:I, s:b, s:s, s:b}",
                           "priority", c->priority, "workers", c->workers, "replicate", c->replicate, "shard", c->shard,
                           "tensor", c->tensor, "fill_shard", (int)c->fill_shard, "allowed", allowed, "device", c->device,
                           "memory_bytes", (json_int_t)c->memory_bytes, "steps", (json_int_t)c->steps, "max_restarts",
@@ -151,7 +155,7 @@ char *zt_run_config_to_json(const struct zt_run_config *c)
                           "on_preempt", (int)c->on_preempt, "keep_latest_k", (json_int_t)c->keep_latest_k, "keep_every",
                           (json_int_t)c->keep_every, "no_progress_limit", c->no_progress_limit, "source_run", c->source.run_id,
                           "source_step", (json_int_t)c->source.step, "weights_only", (int)c->source.weights_only,
-                          "source_manifest", manifest);
+                          "source_manifest", manifest, "elastic", (int)c->elastic);
     if (!j)
         return NULL;
     char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -167,11 +171,11 @@ int zt_run_config_from_json(const char *text, struct zt_run_config *c, struct zt
     if (!j)
         return zt_fail(err, ZT_EIO, "the stored configuration of the run is damaged: %s", why.text);
     const char *allowed = "", *device = "", *source = "", *manifest = "";
-    int fill = 0, saves = 0, on_preempt = 0, weights_only = 0;
+    int fill = 0, elastic = 0, saves = 0, on_preempt = 0, weights_only = 0;
     json_int_t memory = 0, steps = 0, keep_latest_k = 0, keep_every = 0, source_step = 0;
     int rc = json_unpack_ex(j, &why, 0,
                             "{s?i, s?i, s?i, s?i, s?i, s?b, s?s, s?s, s?I, s?I, s?i, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F,"
-                            " s?b, s?b, s?I, s?I, s?i, s?s, s?I, s?b, s?s}",
+                            " s?b, s?b, s?I, s?I, s?i, s?s, s?I, s?b, s?s, s?b}",
                             "priority", &c->priority, "workers", &c->workers, "replicate", &c->replicate, "shard",
                             &c->shard, "tensor", &c->tensor, "fill_shard", &fill, "allowed", &allowed, "device", &device,
                             "memory_bytes", &memory, "steps", &steps, "max_restarts", &c->max_restarts,
@@ -180,9 +184,10 @@ int zt_run_config_from_json(const char *text, struct zt_run_config *c, struct zt
                             "time_limit", &c->time_limit, "queue", &c->queue, "comm_init", &c->comm_init, "saves", &saves,
                             "on_preempt", &on_preempt, "keep_latest_k", &keep_latest_k, "keep_every", &keep_every,
                             "no_progress_limit", &c->no_progress_limit, "source_run", &source, "source_step", &source_step,
-                            "weights_only", &weights_only, "source_manifest", &manifest);
+                            "weights_only", &weights_only, "source_manifest", &manifest, "elastic", &elastic);
     bool good = rc || !manifest[0] || parse_bytes(manifest, c->source.manifest, sizeof c->source.manifest);
     if (!rc) {
+        c->elastic = elastic != 0;
         c->saves = saves != 0;
         c->on_preempt = on_preempt != 0;
         c->keep_latest_k = keep_latest_k;

@@ -47,3 +47,24 @@ int zt_mesh_group(struct zt_mesh m, enum zt_axis axis, int rank, int *ranks) {
             ranks[n++] = r;
     return n;
 }
+
+bool zt_mesh_shrink(struct zt_mesh given, bool fill_shard, int world, struct zt_mesh *out) {
+    int r = given.replicate, s = given.shard, t = given.tensor < 1 ? 1 : given.tensor;
+    int dp = world / t;
+    if (world < 1 || world % t) return false;
+    if (s < 0 && (fill_shard || r > 0)) {
+        for (r = r < 0 ? 1 : r; dp % r; r--) {}
+        s = dp / r;
+    } else {
+        int most = r;
+        s = s < 0 ? 1 : s;
+        r = dp % s == 0 ? dp / s : 0;
+        if (r == 0 || (most > 0 && r > most)) { /* a part of one shard group is left */
+            if (dp > s) return false;
+            r = 1;
+            s = dp;
+        }
+    }
+    *out = (struct zt_mesh){r, s, t};
+    return true;
+}

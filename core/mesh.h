@@ -4,6 +4,7 @@
  * Pure; any thread; no ownership. */
 #ifndef ZT_CORE_MESH_H
 #define ZT_CORE_MESH_H
+#include <stdbool.h>
 #include "core/error.h"
 
 struct zt_mesh { int replicate, shard, tensor; };   /* degrees, each >= 1 */
@@ -24,5 +25,9 @@ int zt_mesh_dp_index(struct zt_mesh m, int rank);             /* replicate*S + s
 /* Ranks of `rank`'s group along an axis, ascending; returns the count (<= world). DP: same tensor
  * coordinate, all replicate and shard ones. ranks has room for zt_mesh_world(m) entries. */
 int zt_mesh_group(struct zt_mesh m, enum zt_axis axis, int rank, int *ranks);
+/* The mesh of an elastic run on `world` ranks. `given` has its degrees as the most there are (-1: open); the
+ * tensor degree stays, replicas go first, then the shard degree shrinks. Both open: fill_shard says which is
+ * filled. False: no mesh of that many ranks. */
+bool zt_mesh_shrink(struct zt_mesh given, bool fill_shard, int world, struct zt_mesh *out);
 
 #endif

@@ -550,7 +550,10 @@ int zt_spec_resolve_up_to(struct zt_spec *spec, int workers, int most, const cha
     locale_t c, before = zt_c_locale_enter(&c);
     if (workers <= 0)
         workers = (int)zt_spec_workers_known(spec);
-    if (workers <= 0)
+    if (workers <= 0 && spec->workers_max > 0)
+        zt_problem(&p, zt_schema_find("workers.max"), "the run is elastic (%d to %d workers): say for how many with --workers N",
+                   spec->workers_min, spec->workers_max);
+    else if (workers <= 0)
         zt_problem(&p, zt_schema_find("workers"),
                    "the file does not say how many; add workers: N, or give --workers N");
     else if (workers > ZT_PLAN_RANKS_MAX)

@@ -137,6 +137,14 @@ static void check_run(struct zt_problems *p, const struct zt_spec *s) {
                 zt_value_show(s->name, show, sizeof show), ZT_NAME_MAX);
     if (s->workers_min > 0 && s->workers_max > 0 && s->workers_min > s->workers_max)
         ZT_PROBLEM(p, "workers.min", "%d is above workers.max %d", s->workers_min, s->workers_max);
+    if ((s->workers_min > 0) != (s->workers_max > 0))
+        ZT_PROBLEM(p, s->workers_min > 0 ? "workers.min" : "workers.max",
+                "an elastic run needs both; write workers: {min: N, max: M}");
+    else if (s->workers_max > 0 && s->workers > 0)
+        ZT_PROBLEM(p, "workers.max", "given together with workers: %d; give the one or the other", s->workers);
+    else if (s->workers_max > 0 && s->training.global_batch_size == 0)
+        ZT_PROBLEM(p, "workers.max",
+                "an elastic run keeps its global batch on any number of workers; give training.global_batch_size");
 }
 
 static void check_data(struct zt_problems *p, const struct zt_spec *s) {
@@ -321,6 +329,8 @@ void zt_check_alone(struct zt_problems *p, struct zt_spec *s) {
 int64_t zt_spec_workers_known(const struct zt_spec *s) {
     if (s->workers > 0)
         return s->workers;
+    if (s->workers_max > 0)
+        return 0; /* as many as there are */
     int shard = s->parallelism.mode == ZT_DDP ? 1 : s->parallelism.shard;
     if (s->parallelism.replicate > 0 && shard > 0)
         return (int64_t)s->parallelism.replicate * shard * s->parallelism.tensor;
@@ -334,6 +344,26 @@ static bool degree_divides(struct zt_problems *p, const char *path, int degree, 
     ZT_PROBLEM(p, path, "%d does not divide %d workers (allowed: %s)", degree, workers,
             zt_divisors(workers, list, sizeof list));
     return false;
+}
+
+/* The degrees that an elastic run takes for so many; false when there are none. */
+static bool shrink_degrees(struct zt_problems *p, struct zt_spec *s, int workers) {
+    bool ddp = s->parallelism.mode == ZT_DDP;
+    struct zt_mesh given = {s->parallelism.replicate, ddp ? 1 : s->parallelism.shard, s->parallelism.tensor}, m;
+    if (workers < s->workers_min || workers > s->workers_max) {
+        ZT_PROBLEM(p, "workers.max", "%d workers are not within workers.min %d and workers.max %d", workers, s->workers_min,
+                s->workers_max);
+        return false;
+    }
+    if (!zt_mesh_shrink(given, !ddp, workers, &m)) {
+        ZT_PROBLEM(p, "workers.max",
+                "no mesh of %d workers: the tensor degree %d stays, replicas go first, then the shard degree shrinks",
+                workers, given.tensor);
+        return false;
+    }
+    s->parallelism.replicate = m.replicate;
+    s->parallelism.shard = m.shard;
+    return true;
 }
 
 /* Leaves the degrees filled; false when they cannot be. */
@@ -398,6 +428,8 @@ void zt_check_mesh(struct zt_problems *p, struct zt_spec *s, int workers) {
                 s->workers, workers);
         return;
     }
+    if (s->workers_max > 0 && !shrink_degrees(p, s, workers))
+        return;
     if (!fill_degrees(p, s, workers))
         return;
     s->workers = workers;

@@ -370,8 +370,6 @@ _Static_assert(sizeof keys / sizeof keys[0] <= ZT_SPEC_MAX_KEYS, "raise ZT_SPEC_
 
 /* Delete a line here when its feature arrives. */
 static const struct zt_not_yet not_yet[] = {
-    {"workers.min", ""},
-    {"workers.max", ""},
     {"requirements.device", "cpu"},
     {"requirements.gpu_name", ""},
     {"requirements.exclude", "[]"},

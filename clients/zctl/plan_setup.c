@@ -33,7 +33,7 @@ static int choose_device(struct zt_planning *p, struct zt_error *err) {
 /* ---------------------------------------------------------------------------------- ranks */
 
 static bool is_open(const struct zt_spec *s) {
-    return s->workers == 0 && (s->parallelism.replicate < 0 || s->parallelism.shard < 0);
+    return s->workers == 0 && (s->workers_max > 0 || s->parallelism.replicate < 0 || s->parallelism.shard < 0);
 }
 
 static int resolve(struct zt_spec *s, const struct zt_spec *parsed, int workers, const char *file,

@@ -14,7 +14,7 @@ const char *const sim_counter_names[SIM_COUNTERS] = {
     "reattached", "reformed",         "quarantined", "drained",        "gaps",  "stale",
     "superseded", "crashes",          "pauses",      "disk_full",      "kills", "stops",
     "cuts",       "repeated_submits", "gave_up",     "kept_generation",
-    "saves", "commits", "saves_failed", "resumed", "removed", "damaged", "corrupt", "stopped_saved", "sets", "from_others", "no_progress"};
+    "saves", "commits", "saves_failed", "resumed", "removed", "damaged", "corrupt", "stopped_saved", "sets", "from_others", "no_progress", "resized"};
 
 /* ------------------------------------------------------------------------------ small things */
 uint64_t sim_random(struct sim *s) { /* splitmix64 */
@@ -148,6 +148,10 @@ static void apply_run(struct sim *s, const struct zt_row_run *row) {
         sim_break(s, "7: %s leaves %s for %s", row->run_id, zt_run_state_name(r->row.state),
                   zt_run_state_name(row->state));
     if (row->generation > r->row.generation) s->counters[SIM_GENERATIONS]++;
+    if (row->workers != r->row.workers && r->row.workers) {
+        s->counters[SIM_RESIZED]++;
+        if (!row->config.elastic) sim_break(s, "%s is resized, and it is not elastic", row->run_id);
+    }
     if (row->state == ZT_RUN_RUNNING && r->row.state == ZT_RUN_RECOVERING)
         s->counters[SIM_REATTACHED]++;
     if (row->reason == ZT_REASON_COORDINATOR_RESTART && r->row.reason != row->reason)

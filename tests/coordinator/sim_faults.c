@@ -33,6 +33,7 @@ static void plan_client(struct sim *s, int i, int64_t latest) {
                                   .term_grace = 1,
                                   .comm_init = 20};
     memset(c->c.allowed, 0xff, sizeof c->c.allowed);
+    if (c->c.workers == 0 && sim_chance(s, 60)) c->c.elastic = true;
     if (sim_chance(s, 65)) {
         c->c.saves = true;
         c->c.on_preempt = sim_chance(s, 70);

@@ -544,3 +544,58 @@ Test(machine_ckpt, parts_that_were_acknowledged_are_known_after_a_start) {
     B.stored[r][0] = B.stored[r][1] = 20;
     cr_assert_eq(bench_steps(r, 0, 21, 22, 0.1), 0, "%s", B.reply.message);
 }
+
+/* ---- elastic */
+static struct zt_run_config elastic(int most, int least) {
+    struct zt_run_config c = saving(0);
+    c.elastic = true;
+    c.replicate = 2;
+    c.shard = 2;
+    c.tensor = 1;
+    memset(c.allowed, 0, sizeof c.allowed);
+    for (int w = least; w <= most; w++) c.allowed[0] |= (uint64_t)(w != 3) << (w - 1); /* as a global batch of 4 does */
+    return c;
+}
+Test(machine_ckpt, an_elastic_run_goes_on_with_fewer_and_with_more) {
+    workers(4);
+    int r = running("job", elastic(4, 2));
+    cr_assert_eq(B.run[r].workers, 4);
+    cr_assert(B.run[r].mesh.replicate == 2 && B.run[r].mesh.shard == 2);
+    cr_assert_eq(bench_save(r, 10), 0);
+    int lost = bench_holder(r, 3), also = bench_holder(r, 2);
+    B.w[lost].silent = B.w[also].silent = true;
+    bench_wait(8);
+    cr_assert_eq(bench_state(r), ZT_RUN_STOPPING);
+    for (int k = 0; k < 2; k++) bench_exit(r, k, -1, 9);
+    bench_wait(3);
+    cr_assert_eq(bench_state(r), ZT_RUN_STARTING, "%s", B.run[r].detail);
+    cr_assert_eq(B.run[r].workers, 2);
+    cr_assert(B.run[r].mesh.replicate == 1 && B.run[r].mesh.shard == 2, "replicas go first");
+    cr_assert_eq(B.attempt[r].start_step, 10);
+    cr_assert(bench_find_event("RESIZED"));
+    bench_running(r);
+    B.stored[r][0] = B.stored[r][1] = 10;
+    cr_assert_eq(bench_save(r, 20), 0, "%s", B.reply.message);
+    cr_assert_eq(bench_ckpt(r, 20)->world, 2);
+    B.w[lost].silent = B.w[also].silent = false;
+    bench_restart_worker(lost);
+    bench_restart_worker(also);
+    bench_wait(2);
+    cr_assert_eq(B.run[r].workers, 2, "nothing is stopped for more workers");
+    again(r);
+    cr_assert_eq(B.run[r].workers, 4);
+    cr_assert_eq(B.attempt[r].start_step, 20);
+    bench_reopen();
+    cr_assert_eq(zt_machine_runs(B.m), 1);
+}
+Test(machine_ckpt, an_elastic_run_waits_below_its_least) {
+    workers(1);
+    int r = bench_submit("job", elastic(4, 2));
+    bench_wait(2);
+    cr_assert_eq(bench_state(r), ZT_RUN_QUEUED);
+    cr_assert(strstr(B.run[r].detail, "need 2 workers, 1 idle"), "%s", B.run[r].detail);
+    bench_worker("8", "a");
+    bench_worker("9", "a");
+    bench_wait(2);
+    cr_assert_eq(B.run[r].workers, 2, "three do not divide the batch");
+}

@@ -72,12 +72,12 @@ Test(reason, retry_rules) {
     static const char *const counted[] = {"EXIT_NONZERO", "SIGNAL", "OOM_HOST", "CKPT_ERROR"};
     static const char *const uncounted[] = {"KILLED", "WORKER_LOST", "HANG", "COMM_ERROR",
                                             "COMM_INIT_TIMEOUT", "START_TIMEOUT", "PREEMPTED",
-                                            "DRAINED"};
+                                            "DRAINED", "CKPT_CORRUPT"};
     for (int i = 0; i < 6; i++)
         cr_assert_eq(zt_reason_retry(zt_reason_find(never[i])), ZT_RETRY_NEVER, "%s", never[i]);
     for (int i = 0; i < 4; i++)
         cr_assert_eq(zt_reason_retry(zt_reason_find(counted[i])), ZT_RETRY_COUNTED, "%s", counted[i]);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         cr_assert_eq(zt_reason_retry(zt_reason_find(uncounted[i])), ZT_RETRY_FREE, "%s", uncounted[i]);
 }
 
@@ -92,7 +92,7 @@ Test(reason, names) {
         cr_assert_eq(zt_reason_is_consequence((enum zt_reason)r),
                      strcmp(name, "PEER_LOST") == 0 || strcmp(name, "COMM_TIMEOUT") == 0, "%s", name);
     }
-    cr_assert_eq(named, 26);
+    cr_assert_eq(named, 27);
     cr_assert_str_eq(zt_reason_name((enum zt_reason)999), "UNKNOWN(999)");
     cr_assert_eq(zt_reason_find("NO_SUCH"), ZT_REASON_NONE);
 }
@@ -114,4 +114,24 @@ Test(dtype, recipes) {
     cr_assert_null(zt_recipe_find("bf16"));
     cr_assert_str_eq(zt_dtype_name(ZT_BF16), "bf16");
     cr_assert_eq(zt_dtype_size(ZT_I64), 8);
+}
+
+/* {given}, fill_shard, world -> {mesh}; replicate 0: there is none. */
+Test(mesh, elastic_meshes) {
+    static const struct { struct zt_mesh given; bool fill; int world; struct zt_mesh want; } row[] = {
+        {{2, 2, 1}, true, 4, {2, 2, 1}},  {{2, 2, 1}, true, 2, {1, 2, 1}},  {{2, 2, 1}, true, 1, {1, 1, 1}},
+        {{2, 2, 1}, true, 3, {0, 0, 0}},  {{2, 2, 1}, true, 6, {0, 0, 0}},  {{2, 4, 1}, true, 3, {1, 3, 1}},
+        {{4, 2, 2}, true, 12, {3, 2, 2}}, {{4, 2, 2}, true, 4, {1, 2, 2}},  {{4, 2, 2}, true, 2, {1, 1, 2}},
+        {{4, 2, 2}, true, 5, {0, 0, 0}},  {{-1, -1, 1}, true, 5, {1, 5, 1}}, {{-1, 1, 1}, false, 5, {5, 1, 1}},
+        {{4, 1, 1}, false, 3, {3, 1, 1}}, {{4, 1, 1}, false, 5, {0, 0, 0}}, {{2, -1, 1}, true, 6, {2, 3, 1}},
+        {{2, -1, 1}, true, 3, {1, 3, 1}}, {{-1, 4, 1}, true, 8, {2, 4, 1}}, {{-1, 4, 1}, true, 6, {0, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct zt_mesh m = {0, 0, 0};
+        bool any = zt_mesh_shrink(row[i].given, row[i].fill, row[i].world, &m);
+        cr_expect_eq(any, row[i].want.replicate > 0, "row %zu", i);
+        if (any)
+            cr_expect(m.replicate == row[i].want.replicate && m.shard == row[i].want.shard && m.tensor == row[i].want.tensor,
+                      "row %zu: %d x %d x %d", i, m.replicate, m.shard, m.tensor);
+    }
 }

@@ -241,6 +241,23 @@ Test(spec, resolve_fills_the_degrees) {
     zt_spec_free(&spec);
 }
 
+Test(spec, elastic) {
+    const char *const set[] = {"workers.min=1", "workers.max=4", "training.global_batch_size=96", "parallelism.mode=fsdp",
+                               "parallelism.data_parallel_replicate_degree=2", "parallelism.data_parallel_shard_degree=2", NULL};
+    static const struct { int workers, replicate, shard, accumulation; } want[] = {{1, 1, 1, 12}, {2, 1, 2, 6}, {4, 2, 2, 3}};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        cr_assert_eq(parse_with(GOOD, set), 0, "%s", err.msg);
+        cr_assert_eq(zt_spec_resolve(&spec, want[i].workers, "run.yaml", &err), 0, "%s", err.msg);
+        cr_expect_eq(spec.parallelism.replicate, want[i].replicate);
+        cr_expect_eq(spec.parallelism.shard, want[i].shard);
+        cr_expect_eq(spec.training.global_batch_size, 96, "it is kept");
+        cr_expect_eq(zt_spec_accumulation(&spec), want[i].accumulation);
+        cr_assert_eq(zt_spec_resolve(&spec, want[i].workers, "run.yaml", &err), 0, "again: %s", err.msg);
+        cr_expect_eq(spec.parallelism.replicate, want[i].replicate);
+        zt_spec_free(&spec);
+    }
+}
+
 Test(spec, schedule) {
     const char *const set[] = {"lr_scheduler.warmup_steps=10", "lr_scheduler.decay_type=cosine",
                                "lr_scheduler.min_lr_factor=0.5", "optimizer.lr=0.25", NULL};

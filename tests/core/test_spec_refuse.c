@@ -347,6 +347,15 @@ static void expect_resolve(const char *const *set, int workers, const char *mess
     zt_spec_free(&spec);
 }
 
+Test(refuse, elastic) {
+    expect_set("workers.min=2", "--set workers.min: an elastic run needs both; write workers: {min: N, max: M}");
+    expect_set("workers.max=2", "--set workers.max: an elastic run needs both; write workers: {min: N, max: M}");
+    expect_resolve((const char *const[]){"workers.min=1", "workers.max=4", "training.global_batch_size=96",
+                                         "parallelism.mode=fsdp", "parallelism.data_parallel_shard_degree=2", NULL}, 3,
+                   "--set workers.max: no mesh of 3 workers: the tensor degree 1 stays, replicas go first, then the shard "
+                   "degree shrinks");
+}
+
 Test(refuse, resolve) {
     expect_resolve((const char *const[]){NULL}, 0,
                    "run.yaml: workers: the file does not say how many; add workers: N, or give --workers "
@@ -362,6 +371,10 @@ Test(refuse, resolve) {
     cr_assert_eq(parse_with(GOOD, NULL), 0, "%s", err.msg);
     cr_assert_eq(zt_spec_resolve(&spec, 256, "run.yaml", &err), 0, "%s", err.msg);
     zt_spec_free(&spec);
+    expect_resolve((const char *const[]){"workers.min=2", "workers.max=4", "training.global_batch_size=96", NULL}, 0,
+                   "--set workers.max: the run is elastic (2 to 4 workers): say for how many with --workers N");
+    expect_resolve((const char *const[]){"workers.min=2", "workers.max=4", "training.global_batch_size=96", NULL}, 5,
+                   "--set workers.max: 5 workers are not within workers.min 2 and workers.max 4");
     expect_resolve((const char *const[]){"workers=2", NULL}, 3,
                    "--set workers: the run file asks for 2, but there are 3; change one of them");
     expect_resolve((const char *const[]){"parallelism.data_parallel_replicate_degree=2", NULL}, 3,
@@ -378,7 +391,6 @@ Test(refuse, resolve) {
 /* Known to the schema, refused by this version: key, value, message. */
 Test(refuse, not_in_this_version) {
     static const struct { const char *set, *why; } row[] = {
-        {"workers.min=2", "not in this version; leave it out"},
         {"requirements.device=cuda", "\"cuda\" is not in this version (only cpu)"},
         {"requirements.gpu_name=H200", "not in this version; leave it out"},
         {"requirements.exclude=[a]", "\"[a]\" is not in this version (only [])"},
