@@ -61,6 +61,7 @@ struct px_case {
     const char *lora;                /* adapters on these layers, which alone train; NULL = none */
     int64_t eval_every;              /* 0 = no validation */
     int64_t eval_rows, eval_batches; /* batches 0 = every row */
+    int64_t save_every;              /* 0 = nothing is saved */
     double max_split_mib, gc_threshold, limit_gib;
     int64_t capacity;
 };
@@ -145,6 +146,8 @@ static inline void px_yaml(const struct px_case *c, char *text, size_t room) {
            : !c->reduce16              ? ", reduce_dtype: fp32"
            : strcmp(c->recipe, "fp16") ? ", reduce_dtype: bf16"
                                        : ", reduce_dtype: fp16");
+    if (c->save_every)
+        px_add(&t, "checkpoint: {interval: %" PRId64 "}\n", c->save_every);
     if (c->recompute)
         px_add(&t, "activation_checkpoint: {mode: %s, every: %d}\n",
                c->recompute == ZT_RECOMPUTE_FULL ? "full" : "selective", c->every ? c->every : 1);
@@ -197,7 +200,7 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
              ", dropout %g, %d micros, %" PRId64 " steps, warmup %" PRId64
              ", reshard %s %d, prefetch %d, wrap %d, bucket %g, persist %" PRId64
              ", inflight %d%s%s%s, trainable %s%s, eval every %" PRId64 ": %" PRId64
-             " rows, batches %" PRId64 ", max_split %g, gc %g, limit %g GiB, capacity %" PRId64,
+             " rows, batches %" PRId64 ", save every %" PRId64 ", max_split %g, gc %g, limit %g GiB, capacity %" PRId64,
              zt_mode_name(c->mode), c->replicate, c->shard, px_tensor(c), c->sequence ? "s" : "",
              c->recipe, c->reduce16 ? " reduced in 16 bits" : "", family[c->family], size[c->size],
              (int)c->data, (int)c->recompute, c->every, c->chunk, c->dropout, c->micros, c->steps,
@@ -207,7 +210,7 @@ static inline const char *px_name(const struct px_case *c, char text[PX_TEXT]) {
              c->lora        ? c->lora
              : c->trainable ? c->trainable
                             : "*",
-             c->eval_every, c->eval_rows, c->eval_batches, c->max_split_mib, c->gc_threshold,
+             c->eval_every, c->eval_rows, c->eval_batches, c->save_every, c->max_split_mib, c->gc_threshold,
              c->limit_gib, c->capacity);
     return text;
 }

@@ -97,6 +97,8 @@ struct px_rank {
     struct zt_error err;
     struct zt_train_result result;
     int64_t n_reports;
+    int64_t saved_bytes; /* of its files, in the newest save */
+    _Atomic int64_t saved_step;
     struct zt_step_report report[PX_STEPS_MAX + 1]; /* by step, from 1 */
     int64_t events_at[PX_STEPS_MAX + 1]; /* of the allocator, when the step was reported */
     /* collectives of the newest full step; the first after the warm-up whose own are others */
@@ -135,6 +137,38 @@ static inline int px_hook_step(void *arg, const struct zt_step_report *r, struct
     return 0;
 }
 
+/* The saves of a run whose coordinator gives each of them up once the parts are written. */
+static inline int px_hook_shard_done(void *arg, const struct zt_shard_done *d,
+                                     struct zt_error *err) {
+    (void)err;
+    ((struct px_self *)arg)->me->saved_bytes = d->bytes;
+    atomic_store(&((struct px_self *)arg)->me->saved_step, d->step);
+    return 0;
+}
+static inline int px_hook_shards(void *arg, int64_t step, struct zt_shard_done *all, int world,
+                                 struct zt_error *err) {
+    const struct px_run *run = ((struct px_self *)arg)->run;
+    (void)all;
+    for (double end = ranks_seconds() + 60; ranks_seconds() < end; ranks_pause()) {
+        int in = 0;
+        while (in < world && atomic_load(&run->rank[in].saved_step) >= step) in++;
+        if (in == world) break;
+    }
+    return zt_fail(err, ZT_ECANCELLED, "step %" PRId64 " is given up", step);
+}
+static inline int px_hook_commit(void *arg, const struct zt_commit *c, int64_t **remove, int *n,
+                                 struct zt_error *err) {
+    (void)arg, (void)c, (void)remove, (void)n;
+    return zt_fail(err, ZT_EINTERNAL, "a save that was given up is committed");
+}
+static inline int px_hook_failed(void *arg, int64_t step, bool full, const char *message,
+                                 struct zt_error *err) {
+    (void)err, (void)full;
+    ((struct px_self *)arg)->me->saved_bytes = 0;
+    fprintf(stderr, "step %" PRId64 " is not saved: %s\n", step, message);
+    return 0;
+}
+
 static inline bool px_same_call(const struct zt_coll_record *a, const struct zt_coll_record *b) {
     return a->kind == b->kind && a->dtype == b->dtype && a->count == b->count &&
            a->bytes == b->bytes && a->control == b->control && !strcmp(a->group, b->group) &&
@@ -164,7 +198,14 @@ static inline int px_train_rank(int rank, int world, void *arg) {
     struct px_self self = {run, me};
     struct zt_spec spec;
     EXPECT(px_spec(&run->c, &spec, &me->err) == 0, "%s", me->err.msg);
+    struct zt_checkpoint_config k = {.folder = data_path("saved"),
+                                     .hooks = {.arg = &self,
+                                               .shard_done = px_hook_shard_done,
+                                               .shards = px_hook_shards,
+                                               .commit = px_hook_commit,
+                                               .failed = px_hook_failed}};
     struct zt_train_config c = {.spec = &spec,
+                                .checkpoint = &k,
                                 .rank = rank,
                                 .local_rank = rank,
                                 .world = world,
@@ -230,6 +271,7 @@ static inline void px_windows(const struct px_rank *r, int64_t warmup, struct px
         if (s == 1) px_offer(w, ZT_WINDOW_FIRST_STEP, &p, false);
         if (s == 1 ? warmup == 0 : s - 1 >= warmup) px_offer(w, ZT_WINDOW_STEADY, &p, true);
         px_offer(w, ZT_WINDOW_EVAL, &x->eval, true);
+        px_offer(w, ZT_WINDOW_SAVE, &x->save, true);
     }
 }
 
@@ -331,6 +373,22 @@ static inline int px_compare_rank(FILE *out, const struct px_run *r, int rank,
         px_print_peak(out, "measured", w.occurs[i], &w.of[i]);
     }
     return bad;
+}
+
+/* The buffer that is stated for saves is what the rank that is named writes, and nobody writes more but
+ * for the heads of its files. */
+static inline int px_compare_saves(FILE *out, const struct px_run *r, const struct zt_plan *p) {
+    int64_t most = 0, named = r->rank[p->host.checkpoint_rank].saved_bytes;
+    for (int k = 0; k < px_world(&r->c); k++)
+        if (r->rank[k].saved_bytes > most) most = r->rank[k].saved_bytes;
+    bool saves = r->c.save_every > 0;
+    if ((p->host.checkpoint > 0) == saves && p->host.checkpoint == named &&
+        most <= p->host.checkpoint + p->host.checkpoint / 20)
+        return 0;
+    return fprintf(out,
+                   " saves: %" PRId64 " bytes on rank %d are planned, it wrote %" PRId64
+                   "; the most is %" PRId64 "\n",
+                   p->host.checkpoint, p->host.checkpoint_rank, named, most) > 0;
 }
 
 static inline void px_print_record(FILE *out, const char *whose, const struct zt_coll_record *r) {
@@ -478,6 +536,7 @@ static inline int px_compare(FILE *out, const struct px_run *r, const struct px_
         for (int k = 0; k < world && !bad; k++) bad += px_compare_rank(out, r, k, plan);
         for (int k = 0; k < world && !bad; k++) bad += px_compare_order(out, r, k, plan);
         if (!bad) bad = px_compare_summary(out, r, plan);
+        if (!bad) bad = px_compare_saves(out, r, plan);
         if (!bad) bad = px_compare_traces(out, r, p);
     }
     if (!bad) return 0;

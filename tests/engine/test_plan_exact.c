@@ -43,6 +43,7 @@ enum factor {
     F_CHUNK,
     F_DROPOUT,
     F_TENSOR,
+    F_SAVE,
     FACTORS
 };
 static const char *const recipes[] = {"fp32",        "autocast",   "mixed16",
@@ -51,9 +52,9 @@ static const char *const recipes[] = {"fp32",        "autocast",   "mixed16",
 static const int meshes[][2] = {{1, 2}, {2, 2}, {1, 4}, {1, 3}, {1, 1}, {1, 8}, {2, 4}, {4, 2}};
 /* The cover takes the first five meshes and lengths; the product all. */
 static const int cover_levels[FACTORS] = {5, 9, 5, 3, 3, 5, 4, 3, 3, 4, 3, 2, 2,
-                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3};
+                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3, 3};
 static const int whole_levels[FACTORS] = {5, 9, 8, 3, 3, 6, 4, 3, 3, 4, 3, 2, 2,
-                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3};
+                                          2, 2, 2, 6, 4, 4, 2, 2, 3, 4, 2, 2, 3, 3};
 
 static void fix(int *row) {
     bool gathers = px_gathers((enum zt_mode)row[F_MODE]);
@@ -139,6 +140,7 @@ static struct px_case case_of(const int *row) {
     if (c.reshard == ZT_RESHARD_INT) /* the largest own divisor of S */
         for (c.slices = c.shard > 1 ? c.shard / 2 : 1; c.shard % c.slices;) c.slices--;
     set_eval(&c, row[F_EVAL], row[F_ROWS]);
+    if (row[F_SAVE]) c.save_every = row[F_SAVE] == 1 ? 1 : c.steps / 2;
     return c;
 }
 
