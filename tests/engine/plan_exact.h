@@ -383,7 +383,7 @@ static inline int px_compare_saves(FILE *out, const struct px_run *r, const stru
         if (r->rank[k].saved_bytes > most) most = r->rank[k].saved_bytes;
     bool saves = r->c.save_every > 0;
     if ((p->host.checkpoint > 0) == saves && p->host.checkpoint == named &&
-        most <= p->host.checkpoint + p->host.checkpoint / 20)
+        most <= p->host.checkpoint + p->host.checkpoint / 20 + 32768)
         return 0;
     return fprintf(out,
                    " saves: %" PRId64 " bytes on rank %d are planned, it wrote %" PRId64
