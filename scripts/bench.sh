@@ -6,7 +6,7 @@
 # NAME: adamw, gemm, attention, collective or train_step; without a peer, our own against our own: modes (sharding
 # against ddp), overlap (a slow link, prefetch 0 and 1), wrap (sizes of a unit), overhead (of measuring), chunk
 # (peaks with the head in pieces), plan_speed (seconds to plan), plan (estimated steps after zctl calibrate against
-# measured ones). The peers need python3-torch; without it the rows say so.
+# measured ones), checkpoint (what saving costs the step loop; saving and loading against the disk itself). The peers need python3-torch; without it the rows say so.
 # Times on a busy machine mean little: look at other_load in the raw lines.
 set -eu
 cd "$(dirname "$0")/.."
@@ -207,6 +207,29 @@ plan() {
     done
 }
 
+# checkpoint: a run that saves, then as many bytes plainly, then going on from the newest; in the folder TMPDIR
+checkpoint() {
+    for round in $(seq "$rounds"); do
+        for what in "small 4 256 4 fsdp" "middle 6 384 6 fsdp" "middle-ddp 6 384 6 ddp"; do
+            # shellcheck disable=SC2086 # words
+            set -- $what
+            "$build/bench/bench-checkpoint" --layers "$2" --dim "$3" --heads "$4" --world 2 --mode "$5" --folder "${TMPDIR:-/tmp}" >"$scratch/line" ||
+                { echo "FAILED: bench-checkpoint $what"; failed=1; continue; }
+            cat "$scratch/line" >>"$scratch/own.ckpt.$1"
+            cat "$scratch/line" >>"$out"
+        done
+    done
+    printf '\ncheckpoint: 2 workers; blocked and writer: of the step loop at the default interval of 500 steps (goal: blocked below 2 %%)\n'
+    printf '%-12s %8s %9s %9s %10s %10s %11s %11s %11s %11s\n' run MiB "step ms" "stall ms" "blocked %" "writer %" \
+        "save MiB/s" "disk MiB/s" "load MiB/s" "disk MiB/s"
+    for v in small middle middle-ddp; do
+        printf '%-12s %8s %9s %9s %10s %10s %11s %11s %11s %11s\n' "$v" "$(med "ckpt.$v" mib)" "$(med "ckpt.$v" step_ms)" \
+            "$(med "ckpt.$v" stall_ms)" "$(med "ckpt.$v" blocked_percent)" "$(med "ckpt.$v" writer_percent)" \
+            "$(med "ckpt.$v" save_mib_s)" "$(med "ckpt.$v" disk_write_mib_s)" "$(med "ckpt.$v" load_mib_s)" \
+            "$(med "ckpt.$v" disk_read_mib_s)"
+    done
+}
+
 sharding() {
     slow="--layers 8 --dim 256 --heads 4 --seq 256 --batch 4 --steps 8 --alpha-us $1"
     # shellcheck disable=SC2086 # words
@@ -226,6 +249,11 @@ if [ "$only" = plan_speed ]; then
 fi
 if [ "$only" = chunk ]; then
     chunk 1024 256
+    echo "raw lines: $out"
+    exit $failed
+fi
+if [ "$only" = checkpoint ]; then
+    checkpoint
     echo "raw lines: $out"
     exit $failed
 fi
@@ -298,5 +326,6 @@ fi
 sharding 8000
 ! wanted chunk || chunk 1024 256
 ! wanted plan_speed || plan_speed
+! wanted checkpoint || checkpoint
 echo "raw lines: $out"
 exit $failed
