@@ -532,11 +532,13 @@ static void decide_pending(struct zt_machine *m, struct mc_run *r) {
 }
 
 /* A rank lost a peer whose supervisor has hung up as well: both are gone, and no cause will come. A trainer that
- * dies alone is told of by its supervisor, and a supervisor that lost its connection still has its trainer. */
+ * dies alone is told of by its supervisor, a supervisor that lost its connection still has its trainer, and one that
+ * drained has left on purpose. */
 static bool peer_gone(struct zt_machine *m, const struct mc_run *r) {
     if (r->pending.reason != ZT_REASON_PEER_LOST || r->pending.peer < 0) return false;
-    const struct mc_worker *w = mc_rank_worker(m, &r->ranks[r->pending.peer]);
-    return !w || !w->connected;
+    const struct mc_rank *k = &r->ranks[r->pending.peer];
+    const struct mc_worker *w = mc_rank_worker(m, k);
+    return !k->drained && (!w || !w->connected);
 }
 
 /* ------------------------------------------------------------------------------ drain */

@@ -32,6 +32,7 @@ static const struct { const char *name; int least_ms, most_ms; bool network, dis
     [CHAOS_CUT_ONE_WAY] = {"cut_one_way", 200, 14000, true, false},
     [CHAOS_CUT_COORD] = {"cut_coord", 200, 9000, true, false},
     [CHAOS_FILL_DISK] = {"fill_disk", 500, 6000, false, true},
+    [CHAOS_DRAIN_WORKER] = {"drain_worker", 0, 0, false, false},
 };
 
 const char *chaos_kind_name(enum chaos_kind k) { return kinds[k].name; }
@@ -156,11 +157,26 @@ static void rules(const char *fmt, ...) {
     cr_assert(run_command(command), "%s", command);
 }
 
+/* Left for wait_process to reap. */
+static bool has_ended(pid_t pid) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid;
+}
+static bool is_gone(void *arg) { return has_ended(*(pid_t *)arg); }
+static void wait_process(pid_t pid) {
+    wait_for(is_gone, &pid, 60, "a draining worker to be gone");
+    waitpid(pid, NULL, 0);
+}
+
 static void undo(struct chaos *x, const struct chaos_undo *u) {
     struct cluster *c = &x->t.c;
     switch (u->kind) {
     case CHAOS_KILL_WORKER: start_worker(x, u->victim); break;
     case CHAOS_KILL_COORD: cluster_start_coord(c); break;
+    case CHAOS_DRAIN_WORKER:
+        wait_process(u->pid);
+        start_worker(x, u->victim);
+        break;
     case CHAOS_STOP_TRAINER: case CHAOS_STOP_WORKER: case CHAOS_STOP_COORD: kill(u->pid, SIGCONT); break;
     case CHAOS_CUT_HOSTS: case CHAOS_CUT_ONE_WAY: case CHAOS_CUT_COORD: rules("flush chain ip t in"); break;
     case CHAOS_FILL_DISK: free_disk(x); break;
@@ -172,7 +188,7 @@ static void undo(struct chaos *x, const struct chaos_undo *u) {
 static void undo_due(struct chaos *x, bool all) {
     for (int i = 0; i < x->undone;) {
         while (all && now_s() < x->undo[i].due_s) nap_ms(10);
-        if (now_s() < x->undo[i].due_s) {
+        if (now_s() < x->undo[i].due_s || (!all && x->undo[i].kind == CHAOS_DRAIN_WORKER && !has_ended(x->undo[i].pid))) {
             i++;
             continue;
         }
@@ -183,7 +199,8 @@ static void undo_due(struct chaos *x, bool all) {
 }
 
 static void later(struct chaos *x, const struct chaos_fault *f, pid_t pid) {
-    x->undo[x->undone++] = (struct chaos_undo){now_s() + 1e-3 * f->length_ms, f->kind, f->victim, pid};
+    struct chaos_undo *u = &x->undo[x->undone++];
+    *u = (struct chaos_undo){now_s() + 1e-3 * f->length_ms, f->kind, f->victim, pid};
 }
 
 /* Whether a fault of this kind is still there: then the same again does nothing. */
@@ -201,7 +218,8 @@ static void end_process(pid_t pid) {
 
 static void act(struct chaos *x, const struct chaos_fault *f) {
     struct cluster *c = &x->t.c;
-    const pid_t worker = there(x, CHAOS_KILL_WORKER, f->victim) ? 0 : c->worker[f->victim];
+    const bool going = there(x, CHAOS_KILL_WORKER, f->victim) || there(x, CHAOS_DRAIN_WORKER, f->victim);
+    const pid_t worker = going ? 0 : c->worker[f->victim];
     const bool coord = !there(x, CHAOS_KILL_COORD, 0);
     const pid_t trainer = worker ? trainer_of(worker) : 0;
     switch (f->kind) {
@@ -221,6 +239,11 @@ static void act(struct chaos *x, const struct chaos_fault *f) {
     case CHAOS_STOP_WORKER:
         if (worker <= 0) return;
         kill(worker, SIGSTOP);
+        later(x, f, worker);
+        return;
+    case CHAOS_DRAIN_WORKER:
+        if (worker <= 0) return;
+        kill(worker, SIGTERM);
         later(x, f, worker);
         return;
     case CHAOS_KILL_COORD:

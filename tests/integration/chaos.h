@@ -13,6 +13,7 @@ enum chaos_kind {
     CHAOS_STOP_TRAINER, CHAOS_STOP_WORKER, CHAOS_STOP_COORD,     /* SIGSTOP, and SIGCONT a while later */
     CHAOS_CUT_HOSTS, CHAOS_CUT_ONE_WAY, CHAOS_CUT_COORD,         /* packets vanish for a while */
     CHAOS_FILL_DISK,                                             /* of the checkpoints, for a while */
+    CHAOS_DRAIN_WORKER,                                          /* SIGTERM; started again when it is gone */
     CHAOS_KINDS
 };
 const char *chaos_kind_name(enum chaos_kind k);

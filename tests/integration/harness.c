@@ -260,7 +260,9 @@ void cluster_stop(struct cluster *c) {
     if (!c->keep) cluster_remove(c);
 }
 
-void cluster_remove(struct cluster *c) { nftw(c->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+void folder_remove(const char *path) { nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+
+void cluster_remove(struct cluster *c) { folder_remove(c->dir); }
 
 /* ------------------------------------------------------------------------------------ programs */
 

@@ -36,6 +36,7 @@ void cluster_wait_idle(struct cluster *c, int n);
 void cluster_start(struct cluster *c, int n);
 /* Ends everything that was started, asserts that no process, and removes the folder. */
 void cluster_stop(struct cluster *c);
+void folder_remove(const char *path);
 void cluster_remove(struct cluster *c); /* the folder alone, of a cluster that is kept */
 
 /* Writes text to dir/name and returns its path (static buffer, one per call). */

@@ -8,6 +8,7 @@
  * ZT_FAULT_ROUNDS: schedules (20); ZT_FAULT_SEED; ZT_FAULT_FIRST: number of the first, to see one again. Prints a line
  * of JSON a schedule, then detection and recovery in figures. */
 #include <criterion/criterion.h>
+#include <inttypes.h>
 #include <math.h>
 #include <sqlite3.h>
 #include <stdio.h>
@@ -39,8 +40,9 @@ static const char *run_file(struct trial *t, const char *name, const char *extra
              "model: {family: gpt2, layers: 3, heads: 4, dim: 64, vocab_size: 256, seq_len_max: 64, dropout: 0.1}\n"
              "dataset: {path: %s, tokenizer: bytes}\n"
              "training: {steps: %d, seq_len: 64, local_batch_size: 4, seed: 7}\n"
-             "timeouts: {progress: 4}\ncomm: {train_timeout_seconds: 8}\n%s",
-             name, t->world, data, t->steps, extra);
+             "timeouts: {progress: 4}\ncomm: {train_timeout_seconds: 8}\n"
+             "checkpoint: {folder: %s/checkpoints, interval: %d, keep_latest_k: 2}\n%s",
+             name, t->world, data, t->steps, t->c.dir, INTERVAL, extra);
     snprintf(file, sizeof file, "%s.yaml", name);
     return cluster_file(&t->c, file, text);
 }
@@ -118,10 +120,67 @@ static double number(const json_t *o, const char *key) {
 
 /* What a fault that is none of the program's can end a generation with. */
 static bool expected_reason(const char *reason) {
-    static const char *const some[] = {"KILLED", "WORKER_LOST", "HANG", "COMM_ERROR", "COMM_INIT_TIMEOUT", "START_TIMEOUT", "COORDINATOR_RESTART"};
+    static const char *const some[] = {"KILLED", "WORKER_LOST", "HANG", "COMM_ERROR", "COMM_INIT_TIMEOUT", "START_TIMEOUT",
+                                       "COORDINATOR_RESTART", "DRAINED"};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++)
         if (strcmp(reason, some[i]) == 0) return true;
     return false;
+}
+
+/* By generation: the newest step that was committed when it ended. */
+struct commits { int n; int64_t at[64]; bool skipped; };
+
+static void read_commits(struct chaos *x, const char *run, struct commits *c) {
+    json_t *events = zctl_jsonl(&x->t.c, "events %s", run), *e;
+    int64_t newest = 0, step;
+    size_t i;
+    *c = (struct commits){.n = 0};
+    json_array_foreach(events, i, e) {
+        const char *kind = json_string_value(json_object_get(e, "kind")), *text = json_string_value(json_object_get(e, "message"));
+        if ((!strcmp(kind, "CHECKPOINT_COMMITTED") || !strcmp(kind, "CHECKPOINT_ADOPTED")) && sscanf(text, "step %" SCNd64, &step) == 1)
+            newest = step;
+        c->skipped |= !strcmp(kind, "CHECKPOINT_SKIPPED") || !strcmp(kind, "CHECKPOINT_FAILED");
+        if (!strcmp(kind, "GENERATION_END") && c->n < 64) c->at[c->n++] = newest;
+    }
+    json_decref(events);
+}
+
+/* A generation goes on from the newest checkpoint that was committed when the one before it ended, and loses at most an
+ * interval, and what was done while the next save was under way. After a drain nothing is lost. */
+static int64_t check_lost_work(struct chaos *x, const char *run, const struct chaos_schedule *s, json_t *attempts) {
+    struct commits c;
+    int64_t most = 0;
+    bool hindered = false; /* saves that could not be done in time */
+    for (int i = 0; i < s->n; i++)
+        hindered |= s->fault[i].kind != CHAOS_KILL_TRAINER && s->fault[i].kind != CHAOS_KILL_WORKER && s->fault[i].kind != CHAOS_DRAIN_WORKER;
+    read_commits(x, run, &c);
+    for (size_t i = 0; i + 1 < json_array_size(attempts); i++) {
+        const json_t *a = json_array_get(attempts, i), *b = json_array_get(attempts, i + 1);
+        const char *reason = json_string_value(json_object_get(a, "reason"));
+        const int64_t begins = json_integer_value(json_object_get(b, "start_step")),
+                      lost = json_integer_value(json_object_get(a, "last_step")) - begins;
+        cr_expect_eq(begins, c.at[i], "%s: generation %zu begins after step %d, but %d was committed", run, i + 2, (int)begins, (int)c.at[i]);
+        cr_expect(hindered || c.skipped || lost <= 2 * INTERVAL, "%s: generation %zu lost %d steps", run, i + 1, (int)lost);
+        cr_expect(hindered || s->n > 1 || strcmp(reason, "DRAINED") || lost == 0, "%s: a drain lost %d steps", run, (int)lost);
+        most = lost > most ? lost : most;
+    }
+    return most;
+}
+
+/* What the coordinator names is of the last step (unless its disk was full) and as it was written. */
+static void check_checkpoint(struct chaos *x, const char *run, const struct chaos_schedule *s, const json_t *status) {
+    const json_t *c = json_object_get(status, "checkpoint");
+    bool full = false;
+    for (int i = 0; i < s->n; i++) full |= s->fault[i].kind == CHAOS_FILL_DISK;
+    if (full && json_is_null(c)) return; /* not one could be written, as events say */
+    cr_assert(json_is_object(c), "%s has no checkpoint", run);
+    cr_expect(full || json_integer_value(json_object_get(c, "step")) == x->t.steps, "%s: its newest checkpoint is of step %d", run,
+              (int)json_integer_value(json_object_get(c, "step")));
+    if (json_integer_value(json_object_get(c, "step")) == x->t.steps)
+        cr_expect_str_eq(json_string_value(json_object_get(c, "parameter_hash")), x->t.hash);
+    struct output o = zctl(&x->t.c, 60, "checkpoint verify %s", run);
+    cr_expect_eq(o.code, 0, "%s: %s%s", run, o.out, o.err);
+    output_free(&o);
 }
 
 /* Figures of a schedule of one fault, where nothing else can have been the cause. */
@@ -135,6 +194,13 @@ static void measure(struct chaos *x, const struct chaos_schedule *s, const json_
     add(&part[1], number(b, "start_seconds"));
     add(&part[2], number(b, "form_seconds"));
     add(&part[3], number(b, "load_seconds"));
+}
+
+/* Its checkpoints: the disk is small. */
+static void remove_run(const struct chaos *x, const char *run_id) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", x->folder, run_id);
+    folder_remove(path);
 }
 
 /* True when it counts: there was progress before and after. */
@@ -157,14 +223,17 @@ static bool judge(struct chaos *x, const char *run, struct chaos_schedule *s) {
         cr_expect(!reason || expected_reason(reason), "%s: generation %zu ended with %s: %s", run, i + 1, reason,
                   json_string_value(json_object_get(a, "message")));
     }
+    const int64_t lost = check_lost_work(x, run, s, json_object_get(status, "attempts"));
+    check_checkpoint(x, run, s, status);
     bool counts = first->at_ms > 0 && first->step >= 1 && isfinite(recorded_after(x, id, last->at_ms));
     measure(x, s, status);
-    line = json_pack("{s:i, s:s, s:b, s:I, s:o, s:o}", "schedule", s->round, "run", id, "counts", counts, "generations",
-                     (json_int_t)generation, "reasons", reasons, "faults", faults);
+    line = json_pack("{s:i, s:s, s:b, s:I, s:I, s:o, s:o}", "schedule", s->round, "run", id, "counts", counts, "generations",
+                     (json_int_t)generation, "steps_lost", (json_int_t)lost, "reasons", reasons, "faults", faults);
     char *text = json_dumps(line, JSON_COMPACT);
     printf("%s\n", text);
     fflush(stdout);
     free(text);
+    remove_run(x, id);
     json_decref(line);
     json_decref(status);
     return counts;
@@ -176,6 +245,7 @@ Test(chaos, every_schedule_ends_as_if_nothing_had_happened) {
     const int first = v ? atoi(v) : 0, rounds = trial_rounds(20), shm = trial_count_shm();
     int counted = 0;
     x.t.file = run_file;
+    x.saves = true;
     chaos_start(&x, WORLD, STEPS, DISK_MIB);
     trial_undisturbed(&x.t);
     for (int round = first; round < first + rounds; round++) {
