@@ -32,6 +32,9 @@ int zt_cmd_estimate(const struct zt_options *o);
 int zt_cmd_calibrate(const struct zt_options *o);
 int zt_cmd_checkpoint(const struct zt_options *o);
 int zt_cmd_drill(const struct zt_options *o);
+int zt_cmd_import(const struct zt_options *o);
+int zt_cmd_export(const struct zt_options *o);
+int zt_cmd_sample(const struct zt_options *o);
 int zt_cmd_version(const struct zt_options *o);
 
 /* "zctl: message" on stderr, escaped line by line; returns the exit code of `code`. */

@@ -47,6 +47,9 @@ static int dispatch(const struct zt_options *o) {
     case ZT_CMD_CALIBRATE: return zt_cmd_calibrate(o);
     case ZT_CMD_CHECKPOINT: return zt_cmd_checkpoint(o);
     case ZT_CMD_DRILL: return zt_cmd_drill(o);
+    case ZT_CMD_IMPORT: return zt_cmd_import(o);
+    case ZT_CMD_EXPORT: return zt_cmd_export(o);
+    case ZT_CMD_SAMPLE: return zt_cmd_sample(o);
     case ZT_CMD_VERSION: return zt_cmd_version(o);
     case ZT_CMD_HELP:
     case ZT_CMD_COUNT: break;

@@ -90,6 +90,21 @@ static const struct zt_command_row commands[] = {
                       "resume and n more, with a private coordinator as zctl run has it; every step is compared. "
                       "Exit code 0: equal; 1: not, with the first difference.",
                       "zctl drill examples/quickstart.yaml --steps 10 --workers 2"},
+    [ZT_CMD_IMPORT] = {"import", "DIR", true,
+                       "A Hugging Face folder (config.json, safetensors; gpt2, llama, qwen2, qwen3) as a checkpoint of ours, weights "
+                       "only, and the section model of a run file that begins from it. A run can also begin from DIR itself: "
+                       "model.init_from: DIR.",
+                       "zctl import Qwen2.5-0.5B --out qwen"},
+    [ZT_CMD_EXPORT] = {"export", "RUN@STEP", true,
+                       "A checkpoint (RUN@STEP, RUN: its newest, or its folder) as a new folder DIR that transformers loads: "
+                       "config.json and safetensors. Of a run with adapters they alone are written, as PEFT has them, unless "
+                       "--merge-lora is given.",
+                       "zctl export quickstart@1000 quickstart-hf"},
+    [ZT_CMD_SAMPLE] = {"sample", "RUN@STEP", true,
+                       "Go on with a text on this machine's CPU, by a checkpoint (RUN@STEP, RUN: its newest, or a folder) or a "
+                       "Hugging Face folder. Every token is a pass over all before it. Ends at --tokens, at the model's "
+                       "longest sequence, or at the end token.",
+                       "zctl sample quickstart --prompt \"The licence\" --tokens 64"},
     [ZT_CMD_VERSION] = {"version", NULL, false, "Versions of this program and of the coordinator.",
                         "zctl version"},
     [ZT_CMD_HELP] = {"help", "COMMAND", false, "This text, or that of a command.", "zctl help run"},
@@ -104,7 +119,8 @@ enum {
     OPT_WORKERS, OPT_FOLLOW, OPT_SHOW, OPT_MEMORY, OPT_THREADS, OPT_RANK, OPT_STEP, OPT_EVERY, OPT_ATTEMPT,
     OPT_TAIL, OPT_LIMIT, OPT_ACTIVE, OPT_ALL, OPT_INTERVAL, OPT_SHARD, OPT_REPLICATE, OPT_RECIPE, OPT_FILE,
     OPT_UNIT, OPT_DEVICE, OPT_COMM, OPT_DURATION, OPT_FORCE, OPT_CURVE, OPT_STEPS, OPT_RESUME, OPT_ACCEPT_BATCH, OPT_RESUME_WORKERS, OPT_DRY_RUN,
-    OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE, OPT_BUDGET, OPT_SELECT
+    OPT_CAPACITY, OPT_NODES, OPT_GPUS, OPT_SWEEP, OPT_SCHEDULE, OPT_UNITS, OPT_STRAGGLER, OPT_TRACE, OPT_BUDGET, OPT_SELECT,
+    OPT_OUT, OPT_DTYPE, OPT_MERGE, OPT_MAX_SHARD, OPT_PROMPT, OPT_TOKENS, OPT_TEMPERATURE, OPT_TOP_K, OPT_SEED
 };
 
 static const struct zt_option rows[] = {
@@ -139,9 +155,18 @@ static const struct zt_option rows[] = {
      "probe: whole steps to run; default 3, and with fewer nothing is called a fit. drill: steps before the stop and after it; default 10."},
     {"--resume-workers", 0, "M", ON(DRILL), OPT_RESUME_WORKERS,
      "Go on with so many workers: losses then agree to 1e-5, samples exactly. Default: as many as before, and equal bits."},
-    {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE) | ON(DRILL), OPT_MEMORY,
-     "Memory of each worker; default: its share of half of what is free."},
-    {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE) | ON(DRILL), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
+    {"--out", 0, "FOLDER", ON(IMPORT), OPT_OUT, "Folder of the checkpoint, made when missing; default: the name of DIR with -ztrain, here."},
+    {"--dtype", 0, "FORMAT", ON(EXPORT), OPT_DTYPE, "bf16 or fp32; default: bf16 where the run's weights are stored so, else fp32."},
+    {"--merge-lora", 0, NULL, ON(EXPORT), OPT_MERGE, "Adapters into the weights: base + alpha / rank B A, summed in fp32, rounded once."},
+    {"--max-shard-gib", 0, "X", ON(EXPORT), OPT_MAX_SHARD, "Most values in a file; more make several files and an index. Default 4.66 (5 GB)."},
+    {"--prompt", 0, "TEXT", ON(SAMPLE), OPT_PROMPT, "What to go on from. A run with tokenizer none: token ids, e.g. \"1 2 3\"."},
+    {"--tokens", 0, "N", ON(SAMPLE), OPT_TOKENS, "At most so many more; default 64."},
+    {"--temperature", 0, "T", ON(SAMPLE), OPT_TEMPERATURE, "Draw by exp(logit / T); default 0: always the likeliest."},
+    {"--top-k", 0, "K", ON(SAMPLE), OPT_TOP_K, "With --temperature: among the K likeliest; default: all."},
+    {"--seed", 0, "N", ON(SAMPLE), OPT_SEED, "The same seed gives the same text; default 0."},
+    {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE) | ON(DRILL) | ON(SAMPLE), OPT_MEMORY,
+     "Memory of each worker; default: its share of half of what is free. sample: the most it may take; default: half of what is free."},
+    {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE) | ON(DRILL) | ON(SAMPLE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
     {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN) | ON(PLAN), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest. "
      "plan: the place of these ranks in the mesh."},
@@ -252,6 +277,22 @@ static int seconds(const char *option, const char *value, double max, double *ou
         return bad_value(err, option, value, "a number above 0");
     *out = v;
     return 0;
+}
+
+static int temperature(const char *value, struct zt_options *o, struct zt_error *err) {
+    char *end;
+    double v = strtod(value, &end);
+    if (end == value || *end != '\0' || !(v >= 0 && v <= 1e6))
+        return bad_value(err, "--temperature", value, "a number from 0 on");
+    o->temperature = v;
+    return 0;
+}
+
+static int seed(const char *value, struct zt_options *o, struct zt_error *err) {
+    int64_t v = 0;
+    int rc = whole("--seed", value, 0, INT64_MAX, &v, err);
+    o->seed = (uint64_t)v;
+    return rc;
 }
 
 static int word(const char *option, const char *value, const char *const *names, int n, int *out,
@@ -407,6 +448,15 @@ static int store(const struct zt_option *r, const char *v, struct zt_options *o,
     case OPT_SELECT: o->select = true; return 0;
     case OPT_DEVICE: o->device = v; return 0;
     case OPT_COMM: o->comm = true; return 0;
+    case OPT_OUT: o->out_folder = v; return 0;
+    case OPT_DTYPE: o->dtype = v; return 0;
+    case OPT_MERGE: o->merge_lora = true; return 0;
+    case OPT_MAX_SHARD: return seconds(r->name, v, 1e6, &o->max_shard_gib, err);
+    case OPT_PROMPT: o->prompt = v; return 0;
+    case OPT_TOKENS: return whole(r->name, v, 1, 1 << 24, &o->tokens, err);
+    case OPT_TEMPERATURE: return temperature(v, o, err);
+    case OPT_TOP_K: return whole(r->name, v, 1, 1 << 24, &o->top_k, err);
+    case OPT_SEED: return seed(v, o, err);
     case OPT_DURATION: return seconds(r->name, v, 3600, &o->seconds, err);
     case OPT_INTERVAL: return seconds(r->name, v, 86400, &o->interval, err);
     }
@@ -455,7 +505,7 @@ static int unknown_command(const char *text, struct zt_error *err) {
 }
 
 /* One option at argv[*i]; moves *i past its argument. */
-static int parse_option(int argc, char *const *argv, int *i, struct zt_options *o, uint64_t *used,
+static int parse_option(int argc, char *const *argv, int *i, struct zt_options *o, bool *used,
                         struct zt_error *err) {
     const char *text = argv[*i], *value = NULL;
     const struct zt_option *r = NULL;
@@ -476,15 +526,15 @@ static int parse_option(int argc, char *const *argv, int *i, struct zt_options *
             return zt_fail(err, ZT_EINVAL, "option %s needs a value: %s %s", r->name, r->name, r->arg);
         value = argv[++*i];
     }
-    *used |= 1ull << (r - rows);
+    used[r - rows] = true;
     return store(r, value ? value : "", o, err);
 }
 
-static int check_used(struct zt_options *o, uint64_t used, struct zt_error *err) {
+static int check_used(struct zt_options *o, const bool *used, struct zt_error *err) {
     if (o->out_file && o->command != ZT_CMD_CONVERT)
         return format("--output", o->out_file, o, err); /* says which formats there are */
     for (int i = 0; i < N_ROWS; i++)
-        if ((used & (1ull << i)) && !(rows[i].commands & (1u << o->command))) {
+        if (used[i] && !(rows[i].commands & (1u << o->command))) {
             if (zt_option_common(&rows[i]))
                 return zt_fail(err, ZT_EINVAL,
                                "zctl %s takes no %s: it starts a coordinator of its own%s", commands[o->command].name,
@@ -538,6 +588,8 @@ static int check_subject(const struct zt_options *o, int extra, const char *extr
                        commands[o->command].example);
     if (o->subject && o->subject[0] == '\0')
         return zt_fail(err, ZT_EINVAL, "zctl %s: %s is empty", name, subject);
+    if (o->command == ZT_CMD_EXPORT && !o->help && (!o->other || !o->other[0]))
+        return zt_fail(err, ZT_EINVAL, "zctl export needs a folder to make, e.g.: %s", commands[o->command].example);
     return 0;
 }
 
@@ -547,16 +599,16 @@ static const char **word_place(struct zt_options *o) {
         return &o->action;
     if (!o->subject && commands[o->command].subject)
         return &o->subject;
-    return !o->other && o->command == ZT_CMD_CHECKPOINT ? &o->other : NULL;
+    return !o->other && (o->command == ZT_CMD_CHECKPOINT || o->command == ZT_CMD_EXPORT) ? &o->other : NULL;
 }
 
 int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct zt_error *err) {
-    _Static_assert(sizeof rows / sizeof rows[0] <= 64, "one bit a row");
+    _Static_assert(ZT_CMD_COUNT <= 32, "one bit a command");
     memset(o, 0, sizeof *o);
     o->interval = 2;
     const char *env = getenv("ZCTL_OUTPUT"), *extra_word = NULL, **place;
     bool have_command = false, options_end = false;
-    uint64_t used = 0;
+    bool used[sizeof rows / sizeof rows[0]] = {false};
     int rc = env && env[0] ? format("ZCTL_OUTPUT", env, o, err) : 0, extra = 0;
     o->command = ZT_CMD_HELP;
     for (int i = 1; i < argc && rc == 0; i++) {
@@ -569,7 +621,7 @@ int zt_options_parse(int argc, char *const *argv, struct zt_options *o, struct z
             o->command = ZT_CMD_VERSION;
             have_command = true;
         } else if (!options_end && a[0] == '-' && a[1])
-            rc = parse_option(argc, argv, &i, o, &used, err);
+            rc = parse_option(argc, argv, &i, o, used, err);
         else if (!have_command) {
             int c = zt_command_find(a);
             if (c < 0)

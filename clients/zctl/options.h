@@ -12,7 +12,8 @@
 enum zt_command {
     ZT_CMD_RUN = 0, ZT_CMD_PROBE, ZT_CMD_SUBMIT, ZT_CMD_VALIDATE, ZT_CMD_PLAN, ZT_CMD_ADVISE, ZT_CMD_CONVERT, ZT_CMD_EXPLAIN, ZT_CMD_DTYPES, ZT_CMD_STATUS,
     ZT_CMD_LIST, ZT_CMD_WATCH, ZT_CMD_METRICS, ZT_CMD_MEMORY, ZT_CMD_LOGS, ZT_CMD_EVENTS, ZT_CMD_CANCEL, ZT_CMD_WAIT,
-    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_CHECKPOINT, ZT_CMD_DRILL, ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
+    ZT_CMD_WORKERS, ZT_CMD_ESTIMATE, ZT_CMD_CALIBRATE, ZT_CMD_CHECKPOINT, ZT_CMD_DRILL, ZT_CMD_IMPORT, ZT_CMD_EXPORT, ZT_CMD_SAMPLE,
+    ZT_CMD_VERSION, ZT_CMD_HELP, ZT_CMD_COUNT
 };
 /* Words after `zctl checkpoint`, in the order of zt_checkpoint_actions, which ends with NULL. */
 enum zt_checkpoint_action {
@@ -40,7 +41,7 @@ struct zt_options {
     enum zt_command command;
     const char *subject;          /* FILE, RUN, MODE or the command that help is about; NULL: not given */
     const char *action;           /* checkpoint: one of zt_checkpoint_actions */
-    const char *other;            /* a second word: checkpoint diff; NULL: not given */
+    const char *other;            /* a second word: checkpoint diff, export; NULL: not given */
     bool help;
     /* everywhere */
     const char *coord, *token_file, *state;
@@ -95,6 +96,12 @@ struct zt_options {
     const char *device;           /* name of an entry of the table of devices; NULL: not given */
     bool comm;
     double seconds;               /* 0 = not given */
+    /* import, export, sample; NULL, 0: not given */
+    const char *out_folder, *dtype, *prompt;
+    bool merge_lora;
+    double max_shard_gib, temperature;
+    int64_t tokens, top_k;
+    uint64_t seed;
 };
 
 /* 0, or ZT_EINVAL with a message that names the nearest valid word. */

@@ -72,7 +72,7 @@ struct zt_manifest {
     uint32_t generation;
     int world, replicate, shard, tensor; /* of the ranks that wrote it */
     struct zt_position position;
-    char *spec;                   /* the run's normalised specification; "" when imported */
+    char *spec;                   /* the run's normalised specification; of what was imported only its model counts */
     struct zt_hash128 parameter_hash, state_hash; /* D12, over the whole model */
     int n_tensors; struct zt_saved_tensor *tensors; /* table order */
     struct zt_manifest_rank *ranks; /* world */

@@ -297,13 +297,13 @@ int zt_hf_config_read(const char *text, size_t bytes, const char *file, struct z
 /* ---- writing ---- */
 
 const char *zt_hf_number(double v, char *buf, size_t n) {
+    if (fabs(v) < 1e15 && v == floor(v)) {
+        snprintf(buf, n, "%.1f", v);
+        return buf;
+    }
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, n, "%.*g", digits, v);
         if (strtod(buf, NULL) == v) break;
-    }
-    if (!strpbrk(buf, ".e")) { /* "1e-05" and "1.5" are reals already */
-        size_t at = strlen(buf);
-        snprintf(buf + at, n - at, ".0");
     }
     return buf;
 }

@@ -25,7 +25,7 @@ static const char *sample(const char *arg) {
         {"N", "3"}, {"S", "1.5"}, {"X", "0.5"}, {"G", "2"}, {"KEY=VALUE", "training.steps=5"},
         {"NAME", "n"}, {"all|R,R", "0,3"}, {"A:B", "2:9"}, {"HOST:PORT", "127.0.0.1:1"},
         {"FILE", "/f"}, {"DIR", "/d"}, {"FORMAT", "jsonl"}, {"WHEN", "never"}, {"M", "8"},
-        {"F", "1.5"}, {"RUN[@STEP]", "r@5"}, {"KEY=A,B,C", "training.steps=1,2"}};
+        {"F", "1.5"}, {"FOLDER", "/d"}, {"TEXT", "a"}, {"T", "0.8"}, {"K", "4"}, {"RUN[@STEP]", "r@5"}, {"KEY=A,B,C", "training.steps=1,2"}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         if (strcmp(row[i].arg, arg) == 0)
             return row[i].value;
@@ -43,13 +43,15 @@ Test(options, every_row_parses_where_it_belongs) {
             bool belongs = r->commands & (1u << c);
             int want = belongs ? 0 : ZT_EINVAL;
             bool subject = c != ZT_CMD_LIST && c != ZT_CMD_WORKERS && c != ZT_CMD_CALIBRATE && c != ZT_CMD_VERSION;
-            const char *words[6] = {name};
+            const char *words[7] = {name};
             int n = 1;
             if (c == ZT_CMD_CHECKPOINT)
                 words[n++] = "gc";
             subject = subject && c != ZT_CMD_ESTIMATE;
             if (subject)
                 words[n++] = "x";
+            if (c == ZT_CMD_EXPORT)
+                words[n++] = "y";
             words[n] = r->name;
             words[n + 1] = value;
             cr_assert_eq(parse(n + (value ? 2 : 1), words), want, "%s %s: %s", name, r->name, err.msg);
@@ -60,7 +62,7 @@ Test(options, every_row_parses_where_it_belongs) {
                 cr_assert_eq(parse(n + 1, words), want, "%s %s", name, joined);
             }
             const char *first[5] = {value ? joined : r->name, name, c == ZT_CMD_CHECKPOINT ? "gc" : "x", "x"};
-            cr_assert_eq(parse(c == ZT_CMD_CHECKPOINT ? 4 : subject ? 3 : 2, first), want, "%s %s", first[0], name);
+            cr_assert_eq(parse(c == ZT_CMD_CHECKPOINT || c == ZT_CMD_EXPORT ? 4 : subject ? 3 : 2, first), want, "%s %s", first[0], name);
             if (r->letter) {
                 snprintf(letter, sizeof letter, "-%c%s", r->letter, value ? value : "");
                 words[n] = letter;
@@ -68,6 +70,27 @@ Test(options, every_row_parses_where_it_belongs) {
             }
         }
     }
+}
+
+Test(options, values_of_import_export_and_sample) {
+    cr_assert_eq(PARSE("import", "dir", "--out", "to"), 0, "%s", err.msg);
+    cr_assert_str_eq(o.out_folder, "to");
+    cr_assert_eq(PARSE("export", "r@5", "to", "--dtype", "bf16", "--merge-lora", "--max-shard-gib", "0.5"), 0, "%s", err.msg);
+    cr_assert_str_eq(o.subject, "r@5");
+    cr_assert_str_eq(o.other, "to");
+    cr_assert_str_eq(o.dtype, "bf16");
+    cr_assert(o.merge_lora && o.max_shard_gib == 0.5);
+    cr_assert_eq(PARSE("export", "r@5"), ZT_EINVAL);
+    cr_assert_not_null(strstr(err.msg, "needs a folder"));
+    cr_assert_eq(PARSE("export", "r@5", "a", "b"), ZT_EINVAL);
+    cr_assert_eq(PARSE("sample", "r", "--prompt", "a b", "--tokens", "7", "--temperature", "0.5", "--top-k", "3", "--seed", "9"), 0,
+                 "%s", err.msg);
+    cr_assert_str_eq(o.prompt, "a b");
+    cr_assert(o.tokens == 7 && o.temperature == 0.5 && o.top_k == 3 && o.seed == 9);
+    cr_assert_eq(PARSE("sample", "r", "--temperature", "0"), 0);
+    cr_assert_eq(PARSE("sample", "r", "--temperature", "-1"), ZT_EINVAL);
+    cr_assert_eq(PARSE("sample", "r", "--temperature", "nan"), ZT_EINVAL);
+    cr_assert_eq(PARSE("sample", "r", "--tokens", "0"), ZT_EINVAL);
 }
 
 /* What the manual documents, word by word. */

@@ -50,7 +50,7 @@ static int golden_find(const struct golden *g, const char *name, struct golden_a
     return -1;
 }
 
-static double golden_f64(const struct golden_array *a, int64_t i) {
+static inline double golden_f64(const struct golden_array *a, int64_t i) {
     double d;
     float f;
     if (a->dtype == 'd') {
