@@ -102,7 +102,7 @@ int zt_index_text(const struct zt_index *x, char **text, size_t *n, struct zt_er
 int zt_index_parse(const char *file, char *text, size_t n, const struct zt_manifest *m, int rank, struct zt_index *out, struct zt_error *err);
 void zt_index_free(struct zt_index *x);
 
-enum { ZT_CKPT_TEXT_MAX = 64 << 20 }; /* bytes of a manifest or an index */
+enum { ZT_CKPT_TEXT_MAX = 32 << 20 }; /* bytes of a manifest or an index */
 void zt_ckpt_rank_name(int rank, char out[32]); /* "rank-00001.json" of rank 0 */
 void zt_ckpt_step_name(int64_t step, char out[32]); /* "step-00001000" */
 void zt_ckpt_temp_name(int64_t step, uint32_t generation, char out[64]);

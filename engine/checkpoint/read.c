@@ -28,7 +28,8 @@ int ckpt_read_piece(const struct zt_ckpt *c, const char *folder, int rank, int f
     int rc = ckpt_path(path, folder, f->name, NULL, err);
     if (rc) return rc;
     const int fd = c->sys->open(c->sys->arg, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
-    if (fd == -ENOENT || fd == -ELOOP) return zt_fail(err, ZT_ECORRUPT, "%s: is missing", path);
+    if (fd == -ENOENT) return zt_fail(err, ZT_ECORRUPT, "%s: is missing", path);
+    if (fd == -ELOOP) return zt_fail(err, ZT_ECORRUPT, "%s: is a symbolic link, not a file", path);
     if (fd < 0) return ckpt_io_failed(path, "cannot be opened", fd, NULL, err);
     rc = c->sys->fstat(c->sys->arg, fd, &st);
     if (rc < 0) {

@@ -36,7 +36,8 @@ static const struct zt_saved_tensor *tensor_of(const struct verifying *v, const 
 static int check_head(const struct verifying *v, const char *path, const struct place *parts, int64_t n, struct zt_error *err) {
     struct zt_safetensors *s = NULL;
     const int fd = v->c->sys->open(v->c->sys->arg, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
-    if (fd == -ENOENT || fd == -ELOOP) return zt_fail(err, ZT_ECORRUPT, "%s: is missing", path);
+    if (fd == -ENOENT) return zt_fail(err, ZT_ECORRUPT, "%s: is missing", path);
+    if (fd == -ELOOP) return zt_fail(err, ZT_ECORRUPT, "%s: is a symbolic link, not a file", path);
     if (fd < 0) return ckpt_io_failed(path, "cannot be opened", fd, NULL, err);
     v->c->sys->fadvise(v->c->sys->arg, fd, 0, 0, POSIX_FADV_DONTNEED); /* the disk is what is asked about */
     int rc = zt_safetensors_open_fd(v->c->sys, fd, path, &s, err);

@@ -251,3 +251,35 @@ Test(ckpt_faults, every_truncation_and_missing_file_is_found, .timeout = 240) {
     ck_free(&c);
     memfs_free(fs);
 }
+
+/* Opening, verifying and reading with every call failing once: said, or all the same right. */
+Test(ckpt_faults, every_call_of_a_reader_fails_once, .timeout = 240) {
+    struct row row;
+    struct memfs *fs = with_step_10(&row);
+    const struct zt_sys real = memfs_sys(fs);
+    int64_t failed = 0, n = 1;
+    for (bool ended = false; !ended; n++) {
+        struct zt_sys_nth nth = {.real = &real, .fail_at = n, .error = EIO};
+        const struct zt_sys sys = zt_sys_fail_nth(&nth);
+        struct ck_case c = step_case(&sys, 10, 1);
+        struct zt_ckpt *k = NULL;
+        struct zt_error err;
+        int rc = zt_ckpt_open(&(struct zt_ckpt_open){.sys = &sys, .folder = FOLDER "/step-00000010", .manifest = &row.manifest}, &k, &err);
+        if (!rc) {
+            const char *wrong = ck_check_values(&c, k, CUT_COLUMNS, 3);
+            rc = zt_ckpt_verify(k, NULL, NULL, &err);
+            if (wrong[0]) { /* what failed is said; never another value */
+                cr_assert(strstr(wrong, "Input/output error"), "call %lld: %s", (long long)n, wrong);
+                failed++;
+            }
+        }
+        if (rc) cr_assert(rc == ZT_EIO || rc == ZT_ECORRUPT, "call %lld: %d: %s", (long long)n, rc, err.msg);
+        failed += rc != 0;
+        ended = nth.calls < n;
+        if (ended) cr_assert_eq(rc, 0);
+        zt_ckpt_close(k);
+        ck_free(&c);
+    }
+    cr_assert(failed > n / 2, "%lld of %lld calls were missed", (long long)failed, (long long)n);
+    memfs_free(fs);
+}

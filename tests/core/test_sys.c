@@ -218,3 +218,83 @@ Test(sys, nothing_is_opened_outside_of_a_folder, .init = make_folder, .fini = re
     expect_opens("link", "inside");
     unlink(link);
 }
+
+/* ---- folders and whole stretches ---- */
+
+static void remove_chain(void) {
+    char p[256];
+    for (const char *tail = "/a/b/c\0/a/b\0/a\0"; *tail; tail += strlen(tail) + 1) {
+        snprintf(p, sizeof p, "%s%s", folder, tail);
+        rmdir(p);
+    }
+    remove_folder();
+}
+
+Test(sys, folders_are_made_whatever_is_missing, .init = make_folder, .fini = remove_chain) {
+    char p[256];
+    struct stat st;
+    snprintf(p, sizeof p, "%s//a/b/c/", folder);
+    cr_assert_eq(zt_sys_make_folders(&zt_sys_posix, p, 0700), 0);
+    cr_assert(stat(p, &st) == 0 && S_ISDIR(st.st_mode));
+    cr_assert_eq(zt_sys_make_folders(&zt_sys_posix, p, 0700), 0, "a second time");
+    cr_assert_eq(zt_sys_make_folders(&zt_sys_posix, "/", 0700), 0);
+    cr_assert_eq(zt_sys_make_folders(&zt_sys_posix, "", 0700), -ENAMETOOLONG);
+    cr_assert_eq(zt_sys_write_atomic(&zt_sys_posix, path, "x", 1, 0600), 0);
+    snprintf(p, sizeof p, "%s/inside", path);
+    cr_assert_eq(zt_sys_make_folders(&zt_sys_posix, p, 0700), -ENOTDIR);
+}
+
+Test(sys, folders_under_every_failing_call, .init = make_folder, .fini = remove_chain) {
+    char p[256];
+    struct stat st;
+    snprintf(p, sizeof p, "%s/a/b/c", folder);
+    for (int64_t n = 1;; n++) {
+        struct zt_sys_nth state = {.real = &zt_sys_posix, .fail_at = n, .error = EIO};
+        struct zt_sys sys = zt_sys_fail_nth(&state);
+        const int rc = zt_sys_make_folders(&sys, p, 0700);
+        if (state.calls < n) {
+            cr_assert_eq(rc, 0);
+            cr_assert(stat(p, &st) == 0);
+            cr_assert(n > 10, "few calls: %lld", (long long)n);
+            break;
+        }
+        cr_assert_eq(rc, -EIO, "call %lld", (long long)n);
+        for (const char *tail = "/a/b/c\0/a/b\0/a\0"; *tail; tail += strlen(tail) + 1) {
+            char q[256];
+            snprintf(q, sizeof q, "%s%s", folder, tail);
+            rmdir(q);
+        }
+    }
+}
+
+static int name_seen(void *ctx, const char *name) {
+    int *seen = ctx;
+    if (strcmp(name, "stop") == 0) return 7;
+    *seen += strcmp(name, "file") == 0 ? 1 : 100;
+    return 0;
+}
+
+Test(sys, listing_a_folder, .init = make_folder, .fini = remove_folder) {
+    int seen = 0;
+    char p[128];
+    cr_assert_eq(zt_sys_write_atomic(&zt_sys_posix, path, "x", 1, 0600), 0);
+    cr_assert_eq(zt_sys_posix.list(NULL, folder, name_seen, &seen), 0);
+    cr_assert_eq(seen, 1);
+    cr_assert_eq(zt_sys_posix.list(NULL, "/nonexistent", name_seen, &seen), -ENOENT);
+    cr_assert_eq(zt_sys_posix.list(NULL, path, name_seen, &seen), -ENOTDIR);
+    snprintf(p, sizeof p, "%s/stop", folder);
+    cr_assert_eq(zt_sys_write_atomic(&zt_sys_posix, p, "", 0, 0600), 0);
+    cr_assert_eq(zt_sys_posix.list(NULL, folder, name_seen, &seen), 7);
+    cr_assert_eq(zt_sys_posix.unlink(NULL, p), 0);
+}
+
+/* A new member that the failing table forgets would crash whoever calls it under test. */
+Test(sys, the_failing_table_has_every_call) {
+    struct zt_sys_nth state = {.real = &zt_sys_posix};
+    const struct zt_sys n = zt_sys_fail_nth(&state);
+    void *const *member = (void *const *)(const void *)&n, *const *real = (void *const *)(const void *)&zt_sys_posix;
+    for (size_t i = 1; i < sizeof n / sizeof *member; i++) {
+        cr_assert_not_null(member[i], "member %zu", i);
+        cr_assert_not_null(real[i], "member %zu", i);
+    }
+}
