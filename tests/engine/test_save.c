@@ -158,6 +158,26 @@ Test(save, adapters) {
     zt_ckpt_close(c);
 }
 
+/* On the host: this process grows by the buffer, which is what the rank writes, and by what is read back
+ * into; never by the model. */
+Test(save, no_rank_holds_the_model_on_its_host) {
+    struct train_job *j = train_start(
+        4, train_yaml("model: {preset: gpt2-nano, layers: 4, dim: 256, heads: 2, seq_len_max: 32}\n" DATA
+                      "training: {steps: 4, seq_len: 16, local_batch_size: 1, global_batch_size: 4}\n"
+                      "parallelism: {mode: fsdp}\ncheckpoint: {interval: 2}\n",
+                      text()));
+    struct save_board *b = save_board(j);
+    int64_t model = 0;
+    train_go(j, 0);
+    all_ok(j);
+    for (int r = 0; r < 4; r++) model += b->done[4][r].bytes;
+    for (int r = 0; r < 4; r++) {
+        int64_t grown = j->rank[r].report[4].outside_allocator_bytes - j->rank[r].report[1].outside_allocator_bytes;
+        cr_assert_geq(grown, b->done[4][r].bytes * 9 / 10, "rank %d: %lld", r, (long long)grown);
+        cr_assert_leq(grown, model / 2, "rank %d: %lld of %lld", r, (long long)grown, (long long)model);
+    }
+}
+
 /* ---- when ---- */
 
 /* A writer that waits for the coordinator: the saves that fall due meanwhile are skipped on every rank
