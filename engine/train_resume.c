@@ -168,12 +168,13 @@ out:
 }
 
 int zt_trainer_load(struct zt_trainer *t, struct zt_error *err) {
-    if (zt_trainer_sim(t) || !loads(t)) return 0;
+    const struct zt_sim *sim = zt_trainer_sim(t);
+    if (sim ? sim->from == ZT_SIM_FRESH : !loads(t)) return 0;
     t->stage = ZT_STAGE_LOAD;
     zt_progress_phase(t, ZT_PHASE_LOAD);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_LOAD);
     zt_alloc_reset_peaks(t->alloc);
-    int rc = load(t, err);
+    int rc = sim ? zt_runtime_set_updates(t->runtime, sim->from == ZT_SIM_RESUMED, err) : load(t, err);
     if (rc == ZT_ECORRUPT && tells(t)) tell(t, ZT_EVENT_ERROR, "CHECKPOINT_CORRUPT", err->msg);
     if (rc) return rc;
     zt_report_window(&t->ledger, t->runtime, &t->load_peak);

@@ -11,6 +11,8 @@
 
 #include "engine/train_int.h"
 
+#define PATIENCE_SECONDS 60.0 /* with a disk that fails at the end of a run: its result is at stake */
+
 static bool saves(const struct zt_trainer *t) { return t->saver != NULL; }
 
 static void sweep(struct zt_trainer *t) {
@@ -114,7 +116,9 @@ void zt_trainer_save(struct zt_trainer *t, bool last) {
 
 void zt_trainer_save_write(struct zt_trainer *t) {
     if (!saves(t)) return;
-    zt_saver_write(t->saver, t->report.checkpoint_seconds);
+    bool last = t->step == t->total_steps;
+    double patience = last ? PATIENCE_SECONDS : t->stop ? t->spec->timeouts.term_grace / 2 : 0;
+    zt_saver_write(t->saver, t->report.checkpoint_seconds, patience);
     tell_notes(t);
 }
 

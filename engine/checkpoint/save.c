@@ -30,7 +30,8 @@
     } while (0)
 
 #define NOTES 8            /* that nobody has heard yet; more than a save has */
-#define WAIT_NS 200000000L /* between two looks at a writer that is waited for */
+#define WAIT_NS 200000000L /* between two looks at a writer that is waited for, and of a patient one */
+#define AGAIN_NS INT64_C(1000000000)
 
 enum state { SAVE_IDLE = 0, SAVE_COPIED, SAVE_WRITING };
 
@@ -43,6 +44,7 @@ struct zt_saver {
     int copied;                  /* 0, or why there is none, with `fault` */
     struct zt_error fault;
     double stall_seconds;
+    int64_t patient_until; /* CLOCK_MONOTONIC: a disk that fails is tried again until then */
     struct zt_sha256 previous; /* manifest of the checkpoint before; zero: none */
     int64_t left_over;         /* rank 0: step of a save that failed; 0: none */
     pthread_t thread;
@@ -50,7 +52,7 @@ struct zt_saver {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum state state;
-    bool quit;
+    bool quit, tried_again;
     _Atomic bool abandoned, waited_for, asking; /* asking: inside a hook, which may take any time */
     struct zt_save_note note[NOTES];
     int n_notes;
@@ -149,6 +151,22 @@ static int check_space(struct zt_saver *s, bool *disk_full, struct zt_error *err
                    s->k.folder, (long long)free_bytes, (long long)model);
 }
 
+/* After a failure of the disk: true, a moment later, while there is patience left. */
+static bool again(struct zt_saver *s, int rc, const struct zt_error *why) {
+    int64_t now = s->sys->monotonic_ns(s->sys->arg), next = now + AGAIN_NS;
+    if (rc != ZT_EIO || next > s->patient_until) return false;
+    if (!s->tried_again)
+        tell(s, "CHECKPOINT_RETRIED", true, "step %lld: %s; it is the last: tried again for %lld s",
+             (long long)s->position.step, why->msg,
+             (long long)((s->patient_until - now) / 1000000000));
+    s->tried_again = true;
+    for (; now < next && !atomic_load(&s->abandoned); now = s->sys->monotonic_ns(s->sys->arg)) {
+        nanosleep(&(struct timespec){0, WAIT_NS}, NULL);
+        touch(s);
+    }
+    return !atomic_load(&s->abandoned);
+}
+
 static int write_part(struct zt_saver *s, struct zt_shard_done *d, bool *disk_full,
                       struct zt_error *err) {
     const struct zt_save_parts *p = &s->stage.parts;
@@ -174,8 +192,12 @@ static int write_part(struct zt_saver *s, struct zt_shard_done *d, bool *disk_fu
         TRY(zt_ckpt_discard(s->sys, s->k.folder, s->left_over, s->c.generation, err));
         s->left_over = 0;
     }
-    if (s->c.rank == 0) TRY(check_space(s, disk_full, err));
-    TRY(zt_shard_write(&w, &written, disk_full, err));
+    do {
+        *disk_full = false;
+        rc = s->c.rank == 0 ? check_space(s, disk_full, err) : 0;
+        if (rc == 0) rc = zt_shard_write(&w, &written, disk_full, err);
+    } while (again(s, rc, err));
+    TRY(rc);
     *d = (struct zt_shard_done){.rank = s->c.rank,
                                 .step = s->position.step,
                                 .bytes = written.bytes,
@@ -268,7 +290,11 @@ static int publish(struct zt_saver *s, const struct zt_shard_done *own, bool *di
     all[0] = *own;
     if (h->shards) TRY(h->shards(h->arg, c.step, all, m.world, err));
     c.bytes = add_up(all, &m);
-    TRY(zt_ckpt_publish(s->sys, s->k.folder, &m, &c.manifest, &c.adopted, disk_full, err));
+    do {
+        *disk_full = false;
+        rc = zt_ckpt_publish(s->sys, s->k.folder, &m, &c.manifest, &c.adopted, disk_full, err);
+    } while (again(s, rc, err));
+    TRY(rc);
     c.parameter_hash = m.parameter_hash;
     c.state_hash = m.state_hash;
     TRY(commit(s, &c, err));
@@ -393,10 +419,12 @@ bool zt_saver_busy(struct zt_saver *s) {
     return busy;
 }
 
-void zt_saver_write(struct zt_saver *s, double stall_seconds) {
+void zt_saver_write(struct zt_saver *s, double stall_seconds, double patience_seconds) {
     pthread_mutex_lock(&s->lock);
     if (s->state == SAVE_COPIED) {
         s->stall_seconds = stall_seconds;
+        s->patient_until = s->sys->monotonic_ns(s->sys->arg) + (int64_t)(patience_seconds * 1e9);
+        s->tried_again = false;
         s->state = SAVE_WRITING;
         pthread_cond_broadcast(&s->changed);
     }

@@ -66,8 +66,10 @@ bool zt_saver_busy(struct zt_saver *s);
 /* Copies the state of a step boundary into the buffer; nothing is in flight. What fails here fails this
  * save: the writer tells it, and training goes on. */
 void zt_saver_copy(struct zt_saver *s, const struct zt_position *p);
-/* Hands the copy, if there is one, to the writer; stall_seconds: what the step loop stood still for it. */
-void zt_saver_write(struct zt_saver *s, double stall_seconds);
+/* Hands the copy, if there is one, to the writer; stall_seconds: what the step loop stood still for it.
+ * patience_seconds: a disk that fails is tried again for so long before the save is given up; 0: it is given
+ * up at once, as one of many. */
+void zt_saver_write(struct zt_saver *s, double stall_seconds, double patience_seconds);
 /* Until nothing is in flight. */
 void zt_saver_wait(struct zt_saver *s);
 /* The next thing that somebody should hear of, false: none. */

@@ -18,6 +18,7 @@ struct zt_sim {
     double slowdown;               /* >= 1: this rank computes so many times slower; 0 = 1 */
     int64_t valid_samples;         /* of the validation set; -1: not known: one full batch a rank */
     int64_t total_steps;           /* of the simulated run */
+    enum { ZT_SIM_FRESH = 0, ZT_SIM_WEIGHTS, ZT_SIM_RESUMED } from; /* what is loaded before step 1 */
     /* Where others are slower: starts[id] = the instant at which the slowest rank begins collective id
      * (zt_coll_record.id); a collective waits for it. NULL: all ranks are alike. */
     const int64_t *starts;

@@ -284,6 +284,26 @@ static void take_step(struct zt_plan *p, const struct plan_run *run) {
     p->tokens_per_second = r->step_seconds > 0 ? (double)p->tokens_per_step / r->step_seconds : 0;
 }
 
+/* A run that saves may go on from there, in another generation or run; one begins from other weights
+ * alone. What that generation loads is a window of its own: what is there then, before its first step. */
+static int load_window(const struct plan_run *like, const struct zt_spec *spec, int64_t capacity,
+                       struct zt_plan_shape *shape, struct zt_error *err) {
+    bool begins = spec->init_from[0] && strcmp(spec->init_from, "fresh") != 0;
+    struct zt_spec one = *spec;
+    if (!spec->checkpoint.enabled && !begins) return 0;
+    one.training.steps = 1;
+    one.validation.enabled = false;
+    struct plan_run run = run_of(like->c, &one, like->rank, 1, -1);
+    run.sim.from = spec->checkpoint.enabled ? ZT_SIM_RESUMED : ZT_SIM_WEIGHTS;
+    run.capacity = capacity;
+    int rc = plan_run(&run, err);
+    if (rc == ZT_EOOM) rc = run_unlimited(&run, &one, err);
+    if (rc) return rc;
+    shape->occurs[ZT_WINDOW_LOAD] = true;
+    shape->window[ZT_WINDOW_LOAD] = run.shape.window[ZT_WINDOW_LOAD];
+    return 0;
+}
+
 static int shapes(const struct zt_plan_config *c, struct zt_spec *spec, int64_t steps,
                   struct zt_plan *p, struct zt_error *err) {
     struct zt_mesh m = zt_spec_mesh(spec);
@@ -297,6 +317,7 @@ static int shapes(const struct zt_plan_config *c, struct zt_spec *spec, int64_t 
         run.details = c->details && i == 0;
         run.into = i == 0 ? p : NULL;
         TRY(run_shape(&run, spec, p, true, err));
+        TRY(load_window(&run, spec, p->capacity_bytes, &run.shape, err));
         p->shape[i] = run.shape;
         p->shape[i].rank = run.rank;
         p->shape[i].dp_from = from;

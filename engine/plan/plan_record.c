@@ -37,6 +37,7 @@ static int on_step(void *arg, const struct zt_step_report *r, struct zt_error *e
     if (r->step == 1) offer(&run->shape, ZT_WINDOW_FIRST_STEP, &p);
     if (r->step > warmup) offer(&run->shape, ZT_WINDOW_STEADY, &p);
     if (r->eval.peak_allocated_bytes >= 0) offer(&run->shape, ZT_WINDOW_EVAL, &r->eval);
+    if (r->load.peak_allocated_bytes >= 0) offer(&run->shape, ZT_WINDOW_LOAD, &r->load);
     if (r->save.peak_allocated_bytes >= 0) offer(&run->shape, ZT_WINDOW_SAVE, &r->save);
     run->last = *r;
     run->curve.n = 0; /* what follows is of the next step */

@@ -272,6 +272,7 @@ static inline void px_windows(const struct px_rank *r, int64_t warmup, struct px
         if (s == 1 ? warmup == 0 : s - 1 >= warmup) px_offer(w, ZT_WINDOW_STEADY, &p, true);
         px_offer(w, ZT_WINDOW_EVAL, &x->eval, true);
         px_offer(w, ZT_WINDOW_SAVE, &x->save, true);
+        px_offer(w, ZT_WINDOW_LOAD, &x->load, false);
     }
 }
 
@@ -364,6 +365,7 @@ static inline int px_compare_rank(FILE *out, const struct px_run *r, int rank,
     if (!shape) return fprintf(out, "rank %d is of no shape of the plan\n", rank) > 0;
     px_windows(&r->rank[rank], r->c.warmup, &w);
     for (int i = 0; i < ZT_WINDOW_COUNT; i++) {
+        if (i == ZT_WINDOW_LOAD && !w.occurs[i]) continue; /* planned for a run that goes on */
         if (shape->occurs[i] == w.occurs[i] &&
             (!w.occurs[i] || px_same_peak(&shape->window[i], &w.of[i])))
             continue;

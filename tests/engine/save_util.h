@@ -13,7 +13,8 @@
 
 struct save_board {
     char folder[256], memory[256]; /* memory "": plain */
-    int world, keep; /* 0: all */
+    int world, keep; /* keep 0: all */
+    int64_t resume;  /* goes on after this committed step; 0: from the beginning */
     _Atomic int64_t held; /* rank 0 waits for its parts as long as rank 0 has reported fewer steps */
     int touches;     /* > 0: until the progress page of rank 0 was touched so often meanwhile */
     bool deaf;       /* rank 0 is never told: until it is cancelled */
@@ -28,6 +29,7 @@ struct save_board {
     int64_t removed[BOARD_COMMITS];
     /* a disk that does not do what it is asked, on one rank, until a save has failed for it */
     int broken_rank, broken_errno; /* errno 0: it does */
+    int broken_calls;              /* > 0: only so many calls fail, and no save */
     bool break_fsync;              /* fsync, else pwrite */
 };
 
@@ -121,6 +123,9 @@ static void save_cancel(void *arg) {
 }
 
 static bool save_broken(void) {
+    static _Atomic int failed;
+    int calls = save_board_of()->broken_calls;
+    if (calls) return atomic_fetch_add(&failed, 1) < calls;
     return atomic_load(&save_board_of()->failed_step) == 0;
 }
 static ssize_t save_pwrite(void *arg, int fd, const void *buf, size_t n, off_t at) {
@@ -148,6 +153,8 @@ static const struct zt_checkpoint_config *save_config(struct train_job *j, int r
                                       .run_name = "t",
                                       .version = "1",
                                       .memory = b->memory[0] ? b->memory : NULL,
+                                      .resume_step = b->resume,
+                                      .resume_folder = b->resume ? b->folder : NULL,
                                       .sys = &sys,
                                       .hooks = {NULL, save_shard_done, save_shards, save_commit,
                                                 save_removed, save_failed, save_cancel}};

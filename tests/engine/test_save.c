@@ -2,6 +2,7 @@
 /* Saving beside the step loop, on forked ranks with a board for a coordinator: what is saved is what was
  * trained, written once; it changes no bit and takes no byte of the device; late saves are skipped alike
  * on every rank; whatever fails, training goes on. */
+#include "engine/plan/plan.h"
 #include "tests/engine/save_util.h"
 
 TestSuite(save, .init = data_setup, .fini = data_teardown, .timeout = 300);
@@ -158,6 +159,69 @@ Test(save, adapters) {
     zt_ckpt_close(c);
 }
 
+/* ---- against the plan ---- */
+
+static struct zt_plan *plan_of(const struct train_job *j) {
+    static const struct zt_cost_device device = {.name = "test",
+                                                 .memory_bytes = (int64_t)8 << 30,
+                                                 .memory_bytes_per_second = 1e10,
+                                                 .flops = {[ZT_COST_GEMM] = {[ZT_F32] = 1e11, [ZT_BF16] = 1e11}},
+                                                 .ranks_per_host = 8,
+                                                 .within = {1000, 1e10, 0},
+                                                 .across = {20000, 1e9, 0}};
+    struct zt_spec spec;
+    struct zt_error e = {0};
+    struct zt_plan *p = NULL;
+    cr_assert_eq(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &spec, &e), 0, "%s", e.msg);
+    cr_assert_eq(zt_spec_resolve(&spec, j->world, "test.yaml", &e), 0, "%s", e.msg);
+    const struct zt_plan_config c = {.spec = &spec, .device = &device, .capacity_bytes = j->capacity, .valid_samples = -1};
+    cr_assert_eq(zt_plan_make(&c, &p, &e), 0, "%s", e.msg);
+    zt_spec_free(&spec);
+    return p;
+}
+
+static void same_window(const struct zt_plan *p, enum zt_window_name w, const struct zt_window_peak *m) {
+    const struct zt_window_peak *k = &p->shape[0].window[w];
+    cr_assert(p->shape[0].occurs[w]);
+    cr_expect_eq(k->peak_allocated_bytes, m->peak_allocated_bytes, "%s: planned %lld, measured %lld", zt_window_name(w),
+                 (long long)k->peak_allocated_bytes, (long long)m->peak_allocated_bytes);
+    cr_expect_eq(k->peak_reserved_bytes, m->peak_reserved_bytes);
+    cr_expect_eq(k->phase_of_peak, m->phase_of_peak);
+    cr_expect_arr_eq(k->at_peak, m->at_peak, sizeof k->at_peak);
+    cr_expect_arr_eq(k->persistent, m->persistent, sizeof k->persistent);
+}
+
+/* What a run that goes on has loaded before its first step, and what it saves, are planned to the byte,
+ * lazily made moments too. */
+static void check_plan(const char *mode, const char *recipe, const char *state) {
+    struct train_job *j = train_start(
+        2, yaml_of(2, 4, train_yaml("parallelism: {mode: %s}\nprecision: {recipe: %s, reduce_dtype: fp32}\n"
+                                    "optimizer: {state_init: %s}\ncheckpoint: {interval: 2}\n",
+                                    mode, recipe, state)));
+    struct save_board *b = save_board(j);
+    struct zt_plan *p = plan_of(j);
+    train_go(j, 0);
+    all_ok(j);
+    struct train_job *on = train_start(2, "");
+    memcpy(on->yaml, j->yaml, sizeof on->yaml);
+    struct save_board *again = save_board(on);
+    memcpy(again->folder, b->folder, sizeof b->folder);
+    again->resume = 2;
+    train_go(on, 0);
+    all_ok(on);
+    same_window(p, ZT_WINDOW_SAVE, &j->rank[0].report[4].save);
+    same_window(p, ZT_WINDOW_LOAD, &on->rank[0].report[3].load);
+    cr_expect_str_eq(on->rank[0].report[4].state_hash, j->rank[0].report[4].state_hash);
+    cr_expect_eq(p->host.checkpoint, b->done[4][p->host.checkpoint_rank].bytes);
+    zt_plan_free(p);
+}
+
+Test(save, windows_and_buffer_are_planned) {
+    check_plan("fsdp", "mixed16", "eager");
+    check_plan("zero2", "fp32", "lazy");
+    check_plan("ddp", "mixed16", "lazy");
+}
+
 /* On the host: this process grows by the buffer, which is what the rank writes, and by what is read back
  * into; never by the model. */
 Test(save, no_rank_holds_the_model_on_its_host) {
@@ -311,6 +375,21 @@ static void broken(int rank, int error, bool fsync, bool full, const char *says)
 Test(save, a_full_disk) { broken(1, ENOSPC, false, true, strerror(ENOSPC)); }
 Test(save, a_full_disk_of_rank_0) { broken(0, ENOSPC, false, true, strerror(ENOSPC)); }
 Test(save, a_disk_that_fails) { broken(1, EIO, true, false, strerror(EIO)); }
+
+/* The last save is tried again: three times the disk fails, then it is there. */
+Test(save, the_last_one_is_patient) {
+    struct train_job *j = train_start(2, yaml_of(2, 2, "checkpoint: {interval: 5}\n"));
+    struct save_board *b = save_board(j);
+    b->broken_rank = 1;
+    b->broken_errno = ENOSPC;
+    b->broken_calls = 3;
+    train_go(j, 0);
+    all_ok(j);
+    cr_assert_eq(b->n_failed, 0, "%s", b->failed);
+    check_step(j, 2);
+    cr_assert_eq(save_events(j, 1, "CHECKPOINT_RETRIED"), 1);
+    cr_assert_eq(save_events(j, 0, "CHECKPOINT_RETRIED"), 0);
+}
 
 /* A stored parameter of fp16 that went beyond its range while the loss was finite. */
 Test(save, values_that_are_not_finite) {
