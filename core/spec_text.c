@@ -45,6 +45,8 @@ static bool silent(const struct zt_spec *s, int i) {
     const struct zt_key *k = zt_schema_key(i);
     if ((k->flags & ZT_KEY_LLAMA) && s->model.family != ZT_LLAMA)
         return true;
+    if (strncmp(k->path, "workers.", 8) == 0 && s->workers > 0)
+        return true; /* resolved for one of the numbers between */
     if (strcmp(k->path, "model.rope_scaling") == 0)
         return s->model.rope_scaling.type != ZT_ROPE_NONE; /* its rows below say it */
     if (strncmp(k->path, "model.rope_scaling.", 19) == 0)

@@ -204,6 +204,21 @@ Test(spec, normalised_text_is_a_fixed_point) {
     expect_fixed_point(GOOD, set);
 }
 
+/* What an elastic run was resolved to is the run of that many workers: its checkpoints carry that text. */
+Test(spec, an_elastic_run_resolved_can_be_read_again) {
+    const char *const set[] = {"workers.min=2", "workers.max=4", "training.global_batch_size=96", NULL};
+    expect_fixed_point(GOOD, set);
+    cr_assert_eq(parse_with(GOOD, set), 0, "%s", err.msg);
+    cr_assert_eq(zt_spec_resolve(&spec, 3, "run.yaml", &err), 0, "%s", err.msg);
+    char *text = zt_spec_normalise(&spec);
+    cr_assert(strstr(text, "\nworkers: 3\n") && !strstr(text, "min: 2"), "%s", text);
+    zt_spec_free(&spec);
+    cr_assert_eq(parse(text), 0, "%s\n%s", err.msg, text);
+    cr_assert_eq(spec.workers, 3);
+    free(text);
+    zt_spec_free(&spec);
+}
+
 Test(spec, comments_and_order_do_not_change_the_hash) {
     cr_assert_eq(parse(GOOD), 0);
     char hash[33];
