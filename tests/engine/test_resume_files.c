@@ -5,6 +5,7 @@
 #include <glob.h>
 #include <math.h>
 
+#include "engine/plan/plan.h"
 #include "tests/engine/save_util.h"
 
 TestSuite(resume_files, .init = data_setup, .fini = data_teardown, .timeout = 580);
@@ -114,6 +115,34 @@ static void check_load(const struct train_job *j, int64_t step, const char *what
     }
 }
 
+/* The plan of the run has the windows load and save as they were measured, to the byte. */
+static void check_plan(const struct train_job *j, int64_t first, int64_t saved, const char *what) {
+    static const struct zt_cost_device device = {.name = "test", .memory_bytes = (int64_t)64 << 30,
+                                                 .memory_bytes_per_second = 1e10,
+                                                 .flops = {[ZT_COST_GEMM] = {[ZT_F32] = 1e11}}};
+    struct zt_spec s;
+    struct zt_error e;
+    struct zt_plan *p = NULL;
+    cr_assert_eq(zt_spec_parse(j->yaml, strlen(j->yaml), "test.yaml", NULL, 0, &s, &e), 0, "%s", e.msg);
+    cr_assert_eq(zt_spec_resolve(&s, j->world, "test.yaml", &e), 0, "%s", e.msg);
+    const struct zt_plan_config c = {.spec = &s, .device = &device, .capacity_bytes = j->capacity, .valid_samples = 7};
+    cr_assert_eq(zt_plan_make(&c, &p, &e), 0, "%s", e.msg);
+    const enum zt_window_name window[] = {ZT_WINDOW_INIT, ZT_WINDOW_LOAD, ZT_WINDOW_SAVE};
+    const struct zt_step_report *r = j->rank[0].report;
+    const struct zt_window_peak *measured[] = {&r[first].init, &r[first].load, &r[saved].save};
+    for (int i = 0; i < 3; i++) {
+        const struct zt_window_peak *w = &p->shape[0].window[window[i]];
+        cr_assert(p->shape[0].occurs[window[i]], "%s: %s", what, zt_window_name(window[i]));
+        cr_assert_eq(w->peak_allocated_bytes, measured[i]->peak_allocated_bytes, "%s: %s", what, zt_window_name(window[i]));
+        cr_assert_eq(w->peak_reserved_bytes, measured[i]->peak_reserved_bytes, "%s: %s", what, zt_window_name(window[i]));
+        cr_assert_eq(w->phase_of_peak, measured[i]->phase_of_peak);
+        cr_assert_eq(memcmp(w->at_peak, measured[i]->at_peak, sizeof w->at_peak), 0, "%s: %s", what,
+                     zt_window_name(window[i]));
+    }
+    zt_plan_free(p);
+    zt_spec_free(&s);
+}
+
 Test(resume_files, the_same_bits) {
     static const struct { int world; const char *more; } row[] = {
         {3, "parallelism: {mode: ddp}\n"},
@@ -139,6 +168,7 @@ Test(resume_files, the_same_bits) {
         const struct zt_manifest *a, *b;
         same_rest(whole, rest, 11, 20, row[i].more);
         check_load(rest, 10, row[i].more);
+        check_plan(rest, 11, 20, row[i].more);
         cr_assert_eq(rest->rank[0].result.steps, 20);
         cr_assert_str_eq(rest->rank[0].result.parameter_hash, whole->rank[0].result.parameter_hash);
         struct zt_ckpt *x = save_at(whole->board, 20, &a), *y = save_at(rest->board, 20, &b);
