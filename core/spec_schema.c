@@ -373,7 +373,6 @@ static const struct zt_not_yet not_yet[] = {
     {"requirements.device", "cpu"},
     {"requirements.gpu_name", ""},
     {"requirements.exclude", "[]"},
-    {"model.init_from", "fresh"},
     {"dataset.sources", "[]"},
     {"memory.expandable_segments", "false"},
     {"comm.trace_buf_size", "4096"},

@@ -394,7 +394,6 @@ Test(refuse, not_in_this_version) {
         {"requirements.device=cuda", "\"cuda\" is not in this version (only cpu)"},
         {"requirements.gpu_name=H200", "not in this version; leave it out"},
         {"requirements.exclude=[a]", "\"[a]\" is not in this version (only [])"},
-        {"model.init_from=run:x@3", "\"\"run:x@3\"\" is not in this version (only fresh)"},
         {"memory.expandable_segments=true", "\"true\" is not in this version (only false)"},
         {"comm.trace_buf_size=128", "\"128\" is not in this version (only 4096)"},
     };

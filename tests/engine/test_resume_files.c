@@ -5,6 +5,7 @@
 #include <glob.h>
 #include <math.h>
 
+#include "engine/checkpoint/hf_export.h"
 #include "engine/plan/plan.h"
 #include "tests/engine/save_util.h"
 
@@ -391,5 +392,92 @@ Test(resume_files, from_the_copies_in_memory) {
     for (int r = 0; r < 2; r++) cr_assert(acks[r].memory_bytes == 0 && acks[r].file_bytes > 0);
     same_rest(whole, j, 4, 6, "memory");
     let_go(j);
+    let_go(whole);
+}
+
+/* ---- weights alone ---- */
+
+/* A rate so small that no parameter moves: the hash after step 1 is that of what was loaded. */
+#define STILL "optimizer: {lr: 1.0e-30, weight_decay: 0}\nmetrics: {parameter_hash_every: 1}\n"
+
+static const char *begins(const char *init_from, const char *more) {
+    return train_yaml("model: {preset: gpt2-nano, layers: 2, dim: 32, heads: 4, seq_len_max: 16, vocab_size: 257, "
+                      "init_from: \"%s\"}\ndataset: {path: %s}\n"
+                      "training: {steps: 3, seq_len: 16, local_batch_size: 2}\n" STILL "%s",
+                      init_from, data_text("train.txt", 100 * 16 + 1, 7), more);
+}
+
+/* It began anew with these weights. */
+static void check_begun(const struct train_job *j, const char *hash, const char *what) {
+    for (int r = 0; r < j->world; r++) {
+        const struct zt_step_report *q = &j->rank[r].report[1];
+        cr_assert_eq(q->step, 1, "%s", what);
+        cr_assert_str_eq(q->parameter_hash, hash, "%s", what);
+        cr_assert_eq(q->load.phase_of_peak, ZT_PHASE_LOAD);
+        cr_assert_leq(q->load.peak_allocated_bytes, q->init.peak_allocated_bytes);
+        cr_assert_eq(save_events(j, r, "WEIGHTS_LOADED"), r == 0, "%s", what);
+        cr_assert_eq(save_events(j, r, "RESUMED"), 0, "it is never called a resume");
+    }
+}
+
+/* What a run had after step 6 as the beginning of another, by its folder, its run's and Hugging Face's; by what
+ * a coordinator says; in another recipe and on another mesh. */
+Test(resume_files, weights_alone) {
+    struct train_job *whole = two("metrics: {parameter_hash_every: 1}\n");
+    const struct save_board *b = whole->board;
+    const char *hash = whole->rank[0].result.parameter_hash;
+    char step[400], hf[400];
+    snprintf(step, sizeof step, "%s/step-00000006", b->folder);
+    snprintf(hf, sizeof hf, "%s", data_path("hf"));
+    struct zt_weights w = {.manifest = NULL};
+    struct zt_error e;
+    cr_assert_eq(zt_weights_open(NULL, step, NULL, &w, &e), 0, "%s", e.msg);
+    cr_assert_eq(zt_hf_export(&(struct zt_hf_export){.from = &w, .folder = hf, .type = ZT_F32},
+                              &(struct zt_hf_exported){0}, &e), 0, "%s", e.msg);
+    zt_weights_close(&w);
+    static const char *const more[] = {"parallelism: {mode: fsdp}\n",
+                                       "parallelism: {mode: zero2}\nprecision: {recipe: mixed16, reduce_dtype: fp32}\n",
+                                       "parallelism: {mode: ddp, tensor_parallel_degree: 2}\n"};
+    const char *const folders[] = {step, b->folder, hf};
+    for (int f = 0; f < 3; f++)
+        for (int i = 0; i < 3; i++) {
+            struct train_job *j = ended(train_start(2, begins(folders[f], more[i])));
+            check_begun(j, hash, folders[f]);
+            munmap(j, sizeof *j);
+        }
+    struct train_job *j = continuation(whole, 6, 2, begins("fresh", more[0])), *fresh;
+    begin.weights = true;
+    check_begun(ended(j), hash, "weights_only");
+    for (int r = 0; r < 2; r++) cr_assert(acks[r].n == 1 && acks[r].step == 0);
+    fresh = ended(train_start(2, begins("fresh", more[0])));
+    for (int s = 1; s <= 3; s++)
+        for (int r = 0; r < 2; r++) cr_assert_eq(fresh->rank[r].report[s].sample_hash, j->rank[r].report[s].sample_hash);
+    munmap(fresh, sizeof *fresh);
+    let_go(j);
+    let_go(whole);
+}
+
+Test(resume_files, weights_that_do_not_fit_are_refused) {
+    struct train_job *whole = two("");
+    const struct save_board *b = whole->board;
+    char yaml[2048];
+    const struct { const char *from, *to, *says; } row[] = {
+        {"layers: 2", "layers: 3", "layers"},
+        {b->folder, "/nowhere/at/all", "/nowhere/at/all"},
+        {b->folder, "run:other@3", "which folder that is only a coordinator knows"},
+    };
+    for (int i = 0; i < 3; i++) {
+        snprintf(yaml, sizeof yaml, "%s", begins(b->folder, "parallelism: {mode: ddp}\n"));
+        char *at = strstr(yaml, row[i].from), rest[2048];
+        snprintf(rest, sizeof rest, "%s", at + strlen(row[i].from));
+        snprintf(at, sizeof yaml - (size_t)(at - yaml), "%s%s", row[i].to, rest);
+        struct train_job *j = train_start(2, yaml);
+        train_go(j, 0);
+        for (int r = 0; r < 2; r++) {
+            cr_assert_neq(j->rank[r].rc, 0, "%s", row[i].to);
+            cr_assert(j->rank[r].rc == ZT_EPEER || strstr(j->rank[r].err.msg, row[i].says), "%s", j->rank[r].err.msg);
+        }
+        munmap(j, sizeof *j);
+    }
     let_go(whole);
 }
