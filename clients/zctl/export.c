@@ -74,9 +74,16 @@ int zt_cmd_export(const struct zt_options *o) {
     struct zt_weights w = {0};
     struct zt_hf_exported done;
     struct zt_error err;
-    struct zt_hf_export x = {.from = &w, .folder = o->other, .merge = o->merge_lora,
+    char folder[ZT_PATH_MAX];
+    struct zt_hf_export x = {.from = &w, .folder = folder, .merge = o->merge_lora,
                              .file_bytes = (int64_t)(o->max_shard_gib * (double)ZT_GIB)};
-    int rc = zt_find_weights(o, o->subject, &w, &err);
+    int rc = 0, n = snprintf(folder, sizeof folder, "%s", o->other);
+    if (n >= (int)sizeof folder)
+        rc = zt_fail(&err, ZT_EINVAL, "%.200s...: the path is too long", o->other);
+    while (n > 1 && n < (int)sizeof folder && folder[n - 1] == '/')
+        folder[--n] = '\0';
+    if (rc == 0)
+        rc = zt_find_weights(o, o->subject, &w, &err);
     if (rc == 0 && w.hugging_face)
         rc = zt_fail(&err, ZT_EINVAL, "%.200s: is a Hugging Face folder already", w.folder);
     if (rc == 0)

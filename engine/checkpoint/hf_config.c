@@ -187,8 +187,9 @@ static void read_scaling(struct reading *r, const json_t *s, const char *where) 
         refuse(r, ZT_EINVAL, "%s: expected an object", where);
         return;
     }
-    const char *type = words_in(r, s, get(s, "rope_type") ? "rope_type" : "type", "default");
-    if (strcmp(type, "default") == 0) return;
+    const char *type = words_in(r, s, get(s, "rope_type") ? "rope_type" : "type", NULL);
+    if (!type) refuse(r, ZT_EINVAL, "%s: rope_type is missing", where);
+    if (!type || strcmp(type, "default") == 0) return;
     if (strcmp(type, "llama3") != 0) {
         refuse(r, ZT_EUNSUPPORTED, "%s: \"%.40s\" is not computed here; only llama3", where, type);
         return;
@@ -209,7 +210,8 @@ static void read_rope(struct reading *r) {
     const json_t *both = get(r->root, "rope_parameters"), *scaling = get(r->root, "rope_scaling");
     c->rope_scaling = (struct zt_rope){ZT_ROPE_NONE, 8, 1, 4, 8192};
     c->rope_theta = real(r, "rope_theta", 10000.0);
-    if (both && json_is_object(both)) c->rope_theta = real_in(r, both, "rope_theta", c->rope_theta);
+    if (both && json_is_object(both))
+        c->rope_theta = real_in(r, both, "rope_theta", get(r->root, "rope_theta") ? c->rope_theta : NAN);
     if (both && scaling && !json_equal(both, scaling))
         refuse(r, ZT_EINVAL, "rope_parameters and rope_scaling are both there and differ");
     read_scaling(r, both ? both : scaling, both ? "rope_parameters" : "rope_scaling");

@@ -162,7 +162,7 @@ static void fill_manifest(struct importing *i) {
 int zt_hf_import(const struct zt_hf_import *x, struct zt_hf_imported *out, struct zt_error *err) {
     struct importing i = {.x = x, .sys = x->sys ? x->sys : &zt_sys_posix, .source = zt_hf_source(x->from),
                           .t = zt_hf_table(x->from)};
-    bool adopted = false, disk_full = false;
+    bool adopted = false, disk_full = false, made = false;
     int rc = 0;
     memset(out, 0, sizeof *out);
     TRY(check_place(&i, err));
@@ -170,6 +170,8 @@ int zt_hf_import(const struct zt_hf_import *x, struct zt_hf_imported *out, struc
     rc = i.sys->mkdir(i.sys->arg, x->folder, 0777);
     if (rc < 0 && rc != -EEXIST)
         TRY(zt_fail(err, ZT_EIO, "%s: cannot be made: %s", x->folder, strerror(-rc)));
+    TRY(zt_ckpt_discard(i.sys, x->folder, 0, GENERATION, err)); /* of an import that was killed */
+    made = true;
     for (int k = 0; k < i.t->n_tensors; k++) TRY(add_tensor(&i, k, out, err));
     TRY(flush(&i, out, err));
     fill_manifest(&i);
@@ -177,6 +179,10 @@ int zt_hf_import(const struct zt_hf_import *x, struct zt_hf_imported *out, struc
     out->writers = i.m.world;
     out->parameter_hash = i.m.parameter_hash;
 out:
+    if (rc && made) {
+        struct zt_error ignored; /* the first fault is told */
+        zt_ckpt_discard(i.sys, x->folder, 0, GENERATION, &ignored);
+    }
     if (i.spec) zt_spec_free(i.spec);
     free(i.spec);
     free(i.m.spec);

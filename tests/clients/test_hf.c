@@ -44,7 +44,7 @@ Test(hf, import_and_export, .init = begin, .fini = finish) {
     cr_expect(strstr(section, "rope_scaling: {type: llama3, factor: 8.0"), "%s", section);
     free(section);
     expect_in(zctl(5, "import %s --out made", golden_folder("llama")), "is there already");
-    expect_in(zctl(0, "export ./made hf"), "1 file, from");
+    expect_in(zctl(0, "export ./made hf/"), "1 file, from");
     expect_in(zctl(5, "export ./made hf"), "is there already");
     expect_in(zctl(0, "export ./made/step-00000000 wide --dtype fp32 --max-shard-gib 0.00001 -o json"), "\"dtype\": \"fp32\"");
     expect_in(zctl(2, "export ./made no --dtype fp64"), "expected bf16 or fp32");

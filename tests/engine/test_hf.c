@@ -213,6 +213,10 @@ Test(hf, configurations_that_are_refused) {
         {"qwen2", "num_key_value_heads", "null", "num_key_value_heads is missing", ZT_EINVAL},
         {"qwen3", "head_dim", "null", "head_dim is missing", ZT_EINVAL},
         {"qwen3", "rope_scaling", "{\"rope_type\": \"default\"}", "differ", ZT_EINVAL},
+        {"qwen3", "rope_parameters", "{\"rope_type\": \"default\"}", "rope_theta is missing", ZT_EINVAL},
+        {"qwen3", "rope_parameters", "{\"full_attention\": {\"rope_theta\": 5.0}, \"rope_theta\": 5.0}", "rope_type is missing",
+         ZT_EINVAL},
+        {"llama", "rope_scaling", "{\"factor\": 8.0}", "rope_type is missing", ZT_EINVAL},
     };
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         struct zt_hf_config c;

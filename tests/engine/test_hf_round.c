@@ -136,17 +136,16 @@ Test(hf_round, files_of_an_index, .init = begin, .fini = finish) {
     import(in("one"), in("c"), 0);
     check_stored("llama", in("c"));
     json_t *index = json_load_file(path_in(in("many"), "model.safetensors.index.json"), 0, NULL);
+    json_t *theirs = json_load_file(golden_path("llama", "model.safetensors.index.json"), 0, NULL);
     json_t *map = json_object_get(index, "weight_map"), *v;
     const char *name;
     int64_t total = 0;
     json_object_foreach(map, name, v) {
         struct raw_file f, g;
         raw_open(path_in(in("many"), json_string_value(v)), &f);
-        const json_t *entry = json_object_get(json_object_get(index, "weight_map"), name);
-        cr_assert_not_null(entry);
-        raw_open(golden_path("llama", json_string_value(json_object_get(
-                     json_object_get(json_load_file(golden_path("llama", "model.safetensors.index.json"), 0, NULL), "weight_map"),
-                     name))), &g);
+        const char *file = json_string_value(json_object_get(json_object_get(theirs, "weight_map"), name));
+        cr_assert_not_null(file, "%s", name);
+        raw_open(golden_path("llama", file), &g);
         const int64_t n = raw_shape(&f, name, 0) * (json_array_size(json_object_get(raw_need(&f, name), "shape")) > 1
                                                         ? raw_shape(&f, name, 1) : 1);
         for (int64_t i = 0; i < n; i++) cr_assert_eq(raw_at(&f, name, i), raw_at(&g, name, i), "%s", name);
@@ -157,6 +156,7 @@ Test(hf_round, files_of_an_index, .init = begin, .fini = finish) {
     cr_expect_eq(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), total);
     cr_expect_eq(total, many.bytes);
     json_decref(index);
+    json_decref(theirs);
 }
 
 /* A buffer that a tensor does not fit into: many writers, the same checkpoint. */
@@ -375,8 +375,8 @@ Test(hf_round, adapters_alone_are_pefts, .init = begin, .fini = finish) {
 static int names_in(const char *folder) {
     DIR *d = opendir(folder);
     int n = 0;
-    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.';
-    closedir(d);
+    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+    if (d) closedir(d);
     return n;
 }
 
@@ -410,6 +410,37 @@ Test(hf_round, every_failing_call_of_an_export, .init = begin, .fini = finish) {
         cr_assert_lt(at, 500);
     }
     zt_weights_close(&w);
+}
+
+/* The same of an import: a whole checkpoint or none, no temporary folder; what a killed one left is taken away. */
+Test(hf_round, every_failing_call_of_an_import, .init = begin, .fini = finish) {
+    bool passed = false;
+    for (int64_t at = 1; !passed; at++) {
+        struct zt_error e = {0};
+        struct zt_sys_nth state = {.real = &zt_sys_posix, .fail_at = at, .error = ENOSPC};
+        struct zt_sys sys = zt_sys_fail_nth(&state);
+        struct zt_hf_imported done;
+        struct zt_hf *h = hf_open(golden_folder("llama"));
+        struct zt_hf_import x = {.sys = &sys, .from = h, .folder = in("a"), .buffer_bytes = 8000};
+        if (at % 7 == 0) {
+            mkdir(in("a"), 0777);
+            mkdir(in("a/step-00000000.tmp-g1"), 0777);
+            write_file(in("a/step-00000000.tmp-g1"), "rank-00099.json", "{}");
+        }
+        int rc = zt_hf_import(&x, &done, &e);
+        passed = state.calls < at;
+        zt_hf_close(h);
+        cr_assert(!passed || rc == 0, "%s", e.msg);
+        struct stat st;
+        cr_assert_neq(stat(in("a/step-00000000.tmp-g1"), &st), 0, "call %lld left its folder", (long long)at);
+        if (stat(in("a/step-00000000"), &st) == 0) {
+            check_stored("llama", in("a"));
+            cr_assert_eq(names_in(in("a")), 1);
+        } else
+            cr_assert(rc != 0 && e.msg[0]);
+        remove_folder(in("a"));
+        cr_assert_lt(at, 2000);
+    }
 }
 
 Test(hf_round, a_folder_that_is_there_is_left_alone, .init = begin, .fini = finish) {
@@ -510,6 +541,18 @@ static void write_zeros(const char *folder) {
     zt_model_table_free(&t);
 }
 
+/* A sanitizer keeps freed memory and shadows of all of it: what the process has then says nothing. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MEMORY_MEASURED false
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define MEMORY_MEASURED false
+#endif
+#endif
+#ifndef MEMORY_MEASURED
+#define MEMORY_MEASURED true
+#endif
+
 /* 60 MB of weights in and out through buffers of 2 MiB: the process grows by a small part of the model. */
 Test(hf_round, no_model_is_whole_in_memory, .init = begin, .fini = finish) {
     struct zt_error e = {0};
@@ -529,6 +572,7 @@ Test(hf_round, no_model_is_whole_in_memory, .init = begin, .fini = finish) {
     zt_hf_close(h);
     cr_expect_gt(out.bytes, 60000000);
     cr_expect_gt(back.writers, 25);
-    cr_expect_lt(peak_kib() - before, 20000, "grew by %lld KiB, %lld of them by the export", (long long)(peak_kib() - before),
-                 (long long)exported);
+    if (MEMORY_MEASURED)
+        cr_expect_lt(peak_kib() - before, 20000, "grew by %lld KiB, %lld of them by the export", (long long)(peak_kib() - before),
+                     (long long)exported);
 }
