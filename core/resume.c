@@ -155,6 +155,31 @@ static void compare(const struct zt_spec *saved, const struct zt_spec *now, bool
     }
 }
 
+/* How the saved batch is kept on the ranks there are now: the local batch that is asked for, or the nearest below
+ * it that divides. */
+static int refuse_batch(const struct zt_spec *saved, const struct zt_spec *now, const struct differences *batch,
+                        struct zt_error *err) {
+    const int64_t global = saved->training.global_batch_size, dp = zt_mesh_dp(zt_spec_mesh(now));
+    int64_t local = now->training.local_batch_size;
+    char keep[240] = "Set it back";
+    if (global != now->training.global_batch_size && dp > 0 && global % dp == 0) {
+        while (global / dp % local != 0)
+            local--;
+        snprintf(keep, sizeof keep,
+                 "Give training.global_batch_size: %" PRId64 " (with training.local_batch_size: %" PRId64 " on these %" PRId64
+                 " data-parallel ranks)",
+                 global, local, dp);
+    } else if (global != now->training.global_batch_size) {
+        snprintf(keep, sizeof keep,
+                 "%" PRId64 " sequences are not divided by %" PRId64 " data-parallel ranks: give another number of workers and "
+                 "training.global_batch_size: %" PRId64,
+                 global, dp, global);
+    }
+    return zt_fail(err, ZT_EINVAL,
+                   "%s; the steps that follow would be other ones. %s, or accept that with --accept-batch-change",
+                   batch->text, keep);
+}
+
 int zt_resume_check(const struct zt_spec *saved, const struct zt_spec *now, bool accept_batch_change,
                     struct zt_error *err) {
     struct differences fixed = {.used = 0}, batch = {.used = 0};
@@ -175,10 +200,7 @@ int zt_resume_check(const struct zt_spec *saved, const struct zt_spec *now, bool
                        "alone: model.init_from: run:ID@N, or checkpoint.load: weights_only",
                        fixed.text);
     if (batch.n)
-        return zt_fail(err, ZT_EINVAL,
-                       "%s; the steps that follow would be other ones. Set it back, or accept that with "
-                       "--accept-batch-change",
-                       batch.text);
+        return refuse_batch(saved, now, &batch, err);
     if (accept_batch_change && saved->training.seq_len != now->training.seq_len && now->training.epochs > 0)
         return zt_fail(err, ZT_EINVAL,
                        "training.seq_len: %" PRId64 " in the checkpoint, %" PRId64 " now; samples of another length "

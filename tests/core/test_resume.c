@@ -159,6 +159,29 @@ Test(resume, a_batch_changes_when_it_is_accepted) {
     }
 }
 
+/* Without a global batch in the file another number of workers has another one: how to keep it is told. */
+Test(resume, how_to_keep_the_batch_is_told) {
+    static const struct { int before, now; const char *says; } row[] = {
+        {2, 4, "training.global_batch_size: 8 in the checkpoint, 16 now; the steps that follow would be other ones. Give "
+                  "training.global_batch_size: 8 (with training.local_batch_size: 2 on these 4 data-parallel ranks), or "
+                  "accept that with --accept-batch-change"},
+        {4, 2, "Give training.global_batch_size: 16 (with training.local_batch_size: 4 on these 2 data-parallel ranks)"},
+        {3, 2, "Give training.global_batch_size: 12 (with training.local_batch_size: 3 on these 2 data-parallel ranks)"},
+        {2, 3, "8 sequences are not divided by 3 data-parallel ranks: give another number of workers"},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        const char *const set[] = {"training={steps: 20, seq_len: 16, local_batch_size: 4}", "parallelism={mode: ddp}"};
+        struct zt_spec a = parsed("", set, 2), b = parsed("", set, 2);
+        struct zt_error e = {0};
+        cr_assert_eq(zt_spec_resolve(&a, row[i].before, "run.yaml", &e), 0, "%s", e.msg);
+        cr_assert_eq(zt_spec_resolve(&b, row[i].now, "run.yaml", &e), 0, "%s", e.msg);
+        cr_assert_eq(zt_resume_check(&a, &b, false, &e), ZT_EINVAL);
+        cr_assert(strstr(e.msg, row[i].says), "%s", e.msg);
+        zt_spec_free(&a);
+        zt_spec_free(&b);
+    }
+}
+
 /* Sample numbers of another length mean other text: with counted epochs that has no right answer. */
 Test(resume, a_length_with_epochs_is_refused) {
     static const char *const a[] = {"training={epochs: 2, seq_len: 16, local_batch_size: 2, global_batch_size: 8}"},
