@@ -128,11 +128,14 @@ out:
 }
 
 void zt_saver_copy(struct zt_saver *s, const struct zt_position *p) {
-    ZT_ASSERT(s->state == SAVE_IDLE);
+    ZT_ASSERT(!zt_saver_busy(s));
     s->position = *p;
     s->fault = (struct zt_error){0};
     s->copied = copy(s, &s->fault);
-    if (!simulated(s)) s->state = SAVE_COPIED; /* the writer sleeps: nobody else looks */
+    if (simulated(s)) return;
+    pthread_mutex_lock(&s->lock);
+    s->state = SAVE_COPIED;
+    pthread_mutex_unlock(&s->lock);
 }
 
 int64_t zt_saver_host_bytes(const struct zt_saver *s) { return s->stage.layout.bytes; }
@@ -397,7 +400,7 @@ int zt_saver_create(const struct zt_saver_config *c, struct zt_saver **out, stru
     s->c = *c;
     if (c->checkpoint) s->k = *c->checkpoint;
     s->sys = s->k.sys ? s->k.sys : &zt_sys_posix;
-    if (s->k.resume_manifest) s->previous = *s->k.resume_manifest;
+    if (s->k.resume_manifest && !s->k.weights_only) s->previous = *s->k.resume_manifest;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_init(&a);
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);

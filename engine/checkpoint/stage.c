@@ -2,6 +2,7 @@
 /* engine/checkpoint/stage.c: the host buffer of a save, and the copy into it. Rules: stage.h. */
 #include "engine/checkpoint/stage.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -47,9 +48,45 @@ static void *map_file(const char *path, size_t bytes, int *error) {
     return p == MAP_FAILED ? NULL : p;
 }
 
-static int map_in(struct stage *s, const char *folder, char *why, size_t n) {
+/* Without its index what is in memory is nothing. */
+static int take_index_away(const char *folder, int rank, struct zt_error *err) {
+    char path[PATH_MAX], name[32];
+    zt_ckpt_rank_name(rank, name);
+    path_of(folder, name, path, sizeof path);
+    if (unlink(path) == 0 || errno == ENOENT) return 0;
+    return zt_fail(err, ZT_EIO, "%s: %s", path, strerror(errno));
+}
+
+static bool is_laid_out(const struct stage *s, const char *name) {
+    for (int i = 0; i < s->layout.n_files; i++)
+        if (!strcmp(s->layout.files[i].name, name)) return true;
+    return false;
+}
+
+/* Files of this rank that an earlier generation cut otherwise: nobody would write over them. */
+static void drop_stale(const struct stage *s, const char *folder, int rank) {
+    char model[32], optim[32], path[PATH_MAX];
+    DIR *d = opendir(folder);
+    snprintf(model, sizeof model, "shard-%05d-", rank + 1);
+    snprintf(optim, sizeof optim, "optim-%05d-", rank + 1);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        bool own = !strncmp(e->d_name, model, strlen(model)) || !strncmp(e->d_name, optim, strlen(optim));
+        if (!own || is_laid_out(s, e->d_name)) continue;
+        path_of(folder, e->d_name, path, sizeof path);
+        unlink(path);
+    }
+    if (d) closedir(d);
+}
+
+static int map_in(struct stage *s, const char *folder, int rank, char *why, size_t n) {
     char path[PATH_MAX];
+    struct zt_error e = {0};
     int error = 0;
+    if (take_index_away(folder, rank, &e)) {
+        snprintf(why, n, "%.400s", e.msg);
+        return ZT_EIO;
+    }
+    drop_stale(s, folder, rank);
     for (int i = 0; i < s->layout.n_files; i++) {
         const struct zt_shard_file *f = &s->layout.files[i];
         path_of(folder, f->name, path, sizeof path);
@@ -108,7 +145,7 @@ int stage_build(struct stage *s, const struct zt_save_who *w, int rank, const ch
     TRY(zt_shard_layout_build(&shard, &s->layout, err));
     s->image = calloc((size_t)s->layout.n_files + 1, sizeof *s->image);
     if (!s->image) TRY(zt_fail(err, ZT_ENOMEM, "checkpoint: no host memory"));
-    if (!memory || map_in(s, memory, why, n)) TRY(map_plain(s, err));
+    if (!memory || map_in(s, memory, rank, why, n)) TRY(map_plain(s, err));
     settle(s);
     s->moments = w->moments;
     s->built = true;
@@ -140,14 +177,8 @@ int stage_copy(struct stage *s, const struct zt_runtime *r, int rank, struct zt_
                void (*tick)(void *), void *arg, struct zt_error *err) {
     const struct zt_device_ops *dev = zt_device_ops(d);
     struct zt_stream *compute = zt_device_compute(d);
-    char path[PATH_MAX], name[32];
     int rc = 0;
-    if (s->memory) {
-        zt_ckpt_rank_name(rank, name);
-        path_of(s->memory, name, path, sizeof path);
-        if (unlink(path) && errno != ENOENT)
-            TRY(zt_fail(err, ZT_EIO, "%s: %s", path, strerror(errno)));
-    }
+    if (s->memory) TRY(take_index_away(s->memory, rank, err));
     for (int i = 0; i < s->parts.n_pieces; i++) {
         const struct zt_saved_piece *p = &s->parts.pieces[i];
         char *to = (char *)s->image[s->layout.file_of[i]] + s->layout.at[i];

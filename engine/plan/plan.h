@@ -9,7 +9,9 @@
  * batch has, so there are one or two shapes, however many ranks.
  *
  * What is simulated (D6): metrics.warmup_steps + 2 steps as the run would do them; where evaluations
- * come later, two of them with a step after each. Windows that the run would not have do not occur.
+ * come later, two of them with a step after each; saves as they fall, and that of the last step. Windows
+ * that the run would not have do not occur. `load` is that of a generation which goes on from what a run
+ * that saves has saved, simulated in a run of its own, of one step; or of one that begins from other weights.
  * A full window of micro-steps is assumed for every step. Where a run has very many of what is alike,
  * some stand for all: 16 steps of warm-up, 16 micro-steps of a step (its times and bytes sent are then
  * those of 16 and so many more of the last), 4 batches of an evaluation that are whole on every rank.

@@ -238,7 +238,9 @@ Test(save, no_rank_holds_the_model_on_its_host) {
     for (int r = 0; r < 4; r++) {
         int64_t grown = j->rank[r].report[4].outside_allocator_bytes - j->rank[r].report[1].outside_allocator_bytes;
         cr_assert_geq(grown, b->done[4][r].bytes * 9 / 10, "rank %d: %lld", r, (long long)grown);
+#ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory */
         cr_assert_leq(grown, model / 2, "rank %d: %lld of %lld", r, (long long)grown, (long long)model);
+#endif
     }
 }
 
@@ -448,7 +450,13 @@ Test(save, memory_holds_the_files_of_the_newest) {
     char newest[300];
     snprintf(b->memory, sizeof b->memory, "%s", data_path("memory"));
     cr_assert_eq(mkdir(b->memory, 0700), 0);
+    /* what an earlier generation left, cut otherwise: goes, but for another rank's */
+    data_write("memory/optim-00001-00007-of-00009.safetensors", "x", 1);
+    data_write("memory/optim-00003-00001-of-00001.safetensors", "x", 1);
+    data_write("memory/rank-00001.json", "x", 1);
     train_go(j, 0);
+    cr_assert(save_exists(b->memory, "optim-00003-00001-of-00001.safetensors"));
+    cr_assert_eq(unlink(data_path("memory/optim-00003-00001-of-00001.safetensors")), 0);
     all_ok(j);
     snprintf(newest, sizeof newest, "%s/step-00000004", b->folder);
     cr_assert(save_exists(b->memory, "rank-00001.json") && save_exists(b->memory, "rank-00002.json"));
