@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients/zctl/checkpoint.c: `zctl checkpoint ls|show|verify|pin|unpin`, and what the other actions share: names and
- * questions to the coordinator. */
+/* clients/zctl/checkpoint.c: `zctl checkpoint ls|verify|pin|unpin`, and what the other actions share: names and questions
+ * to the coordinator. */
 #include "clients/zctl/checkpoint.h"
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +9,6 @@
 #include "clients/zctl/out.h"
 #include "core/units.h"
 #include "engine/checkpoint/write.h"
-
-static const char *text_at(const json_t *row, const char *key) {
-    const char *s = json_string_value(json_object_get(row, key));
-    return s ? s : "";
-}
-
-static int64_t int_at(const json_t *row, const char *key) { return (int64_t)json_integer_value(json_object_get(row, key)); }
 
 /* ---------------------------------------------------------------------------------- names */
 
@@ -86,19 +79,19 @@ int zt_fetch_checkpoints(struct zt_source *s, const char *run, json_t **list, st
 
 int zt_checkpoint_row(const json_t *list, int64_t step, const json_t **row, struct zt_error *err) {
     const json_t *rows = json_object_get(list, "checkpoints"), *r;
-    const char *name = text_at(list, "name");
+    const char *name = zt_row_text(list, "name");
     char there[200] = "";
     size_t i;
     json_array_foreach((json_t *)(uintptr_t)rows, i, r) {
-        bool committed = strcmp(text_at(r, "state"), "COMMITTED") == 0;
-        if (step >= 0 ? int_at(r, "step") == step : committed) {
+        bool committed = strcmp(zt_row_text(r, "state"), "COMMITTED") == 0;
+        if (step >= 0 ? zt_row_int(r, "step") == step : committed) {
             *row = r;
             return 0;
         }
         size_t n = strlen(there);
         if (n + 40 < sizeof there)
-            snprintf(there + n, sizeof there - n, "%s%lld%s%s%s", n ? ", " : "", (long long)int_at(r, "step"), committed ? "" : " (",
-                     committed ? "" : text_at(r, "state"), committed ? "" : ")");
+            snprintf(there + n, sizeof there - n, "%s%lld%s%s%s", n ? ", " : "", (long long)zt_row_int(r, "step"), committed ? "" : " (",
+                     committed ? "" : zt_row_text(r, "state"), committed ? "" : ")");
     }
     if (json_array_size(rows) == 0)
         return zt_fail(err, ZT_ENOTFOUND, "run \"%s\" has no checkpoint; a section checkpoint in its run file makes it save", name);
@@ -131,16 +124,6 @@ int zt_set_checkpoint(struct zt_source *s, const char *run, int64_t step, Zt__Se
 
 /* ---------------------------------------------------------------------------------- finding one */
 
-static bool from_hex(const char *hex, struct zt_sha256 *out) {
-    for (int i = 0; i < 32; i++) {
-        unsigned v;
-        if (sscanf(hex + 2 * i, "%2x", &v) != 1 || !hex[2 * i + 1])
-            return false;
-        out->byte[i] = (uint8_t)v;
-    }
-    return hex[64] == '\0';
-}
-
 /* Of a run: the coordinator's row says where it is and what its manifest must hash to. */
 static int find_in_run(struct zt_source *s, const struct zt_run_at *at, struct zt_found_checkpoint *f, struct zt_error *err) {
     json_t *list = NULL;
@@ -150,12 +133,12 @@ static int find_in_run(struct zt_source *s, const struct zt_run_at *at, struct z
     if (rc == 0)
         rc = zt_checkpoint_row(list, at->step, &row, err);
     if (rc == 0) {
-        const char *folder = text_at(row, "folder")[0] ? text_at(row, "folder") : text_at(list, "folder"), *state = text_at(row, "state");
-        f->step = int_at(row, "step");
+        const char *folder = zt_row_text(row, "folder")[0] ? zt_row_text(row, "folder") : zt_row_text(list, "folder"), *state = zt_row_text(row, "state");
+        f->step = zt_row_int(row, "step");
         zt_ckpt_step_name(f->step, step);
-        snprintf(f->run_id, sizeof f->run_id, "%s", text_at(list, "run"));
-        snprintf(f->label, sizeof f->label, "%s@%lld", text_at(list, "name"), (long long)f->step);
-        f->known = from_hex(text_at(row, "manifest_sha256"), &f->manifest);
+        snprintf(f->run_id, sizeof f->run_id, "%s", zt_row_text(list, "run"));
+        snprintf(f->label, sizeof f->label, "%s@%lld", zt_row_text(list, "name"), (long long)f->step);
+        f->known = zt_sha256_parse(zt_row_text(row, "manifest_sha256"), &f->manifest);
         int n = snprintf(f->folder, sizeof f->folder, "%s/%s", folder, step);
         if (strcmp(state, "COMMITTED") != 0 && strcmp(state, "CORRUPT") != 0)
             rc = zt_fail(err, ZT_ECONFLICT, "%s is %s, not committed: there is nothing whole to read", f->label, state);
@@ -210,7 +193,7 @@ static void say_list(const json_t *list) {
     const json_t *k = json_object_get(list, "keep_latest_k"), *every = json_object_get(list, "keep_every"), *left;
     char n[32];
     size_t i;
-    printf("folder   %s\n", text_at(list, "folder"));
+    printf("folder   %s\n", zt_row_text(list, "folder"));
     if (json_is_integer(k)) {
         if (json_integer_value(k) > 0)
             printf("keeps    the newest %s", zt_format_count((int64_t)json_integer_value(k), n, sizeof n));
@@ -221,7 +204,7 @@ static void say_list(const json_t *list) {
         puts("; pinned ones always");
     }
     json_array_foreach(json_object_get(list, "left"), i, left)
-        printf("left     %s: %s\n", text_at(left, "name"), text_at(left, "why"));
+        printf("left     %s: %s\n", zt_row_text(left, "name"), zt_row_text(left, "why"));
 }
 
 static int print_list(const struct zt_options *o, const json_t *list, struct zt_error *err) {
@@ -255,101 +238,6 @@ static int list(const struct zt_options *o) {
     if (rc == 0)
         rc = print_list(o, l, &err);
     json_decref(l);
-    zt_source_close(&s);
-    return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
-}
-
-/* ---------------------------------------------------------------------------------- show */
-
-static void say_bytes(const json_t *bytes) {
-    const char *key;
-    json_t *v;
-    char n[32];
-    bool first = true;
-    fputs("bytes    ", stdout);
-    json_object_foreach((json_t *)(uintptr_t)bytes, key, v)
-        if (json_is_integer(v)) {
-            printf("%s%s %s", first ? "" : ", ", key, zt_format_bytes(json_number_value(v), n, sizeof n));
-            first = false;
-        }
-    putchar('\n');
-}
-
-static void say_position(const json_t *j) {
-    const json_t *p = json_object_get(j, "position");
-    char a[32], b[32], c[32];
-    printf("position step %s of %s, %s updates", zt_format_count(int_at(p, "step"), a, sizeof a),
-           zt_format_count(int_at(p, "total_steps"), b, sizeof b), zt_format_count(int_at(p, "updates"), c, sizeof c));
-    if (int_at(p, "skipped") > 0)
-        printf(", %s skipped", zt_format_count(int_at(p, "skipped"), a, sizeof a));
-    printf(", %s tokens; data: epoch %s, %s of %s samples\n", zt_format_count(int_at(p, "tokens"), a, sizeof a),
-           zt_format_count(int_at(p, "epoch"), b, sizeof b), zt_format_count(int_at(p, "consumed"), c, sizeof c),
-           zt_format_count(int_at(p, "epoch_samples"), (char[32]){0}, 32));
-    if (json_is_number(json_object_get(p, "loss_scale")))
-        printf("scale    %g\n", json_number_value(json_object_get(p, "loss_scale")));
-}
-
-static void say_head(const json_t *j, const char *folder) {
-    const json_t *m = json_object_get(j, "mesh");
-    printf("run      %s   %s   step %lld, generation %lld, ztrain %s\n", text_at(j, "run"), text_at(j, "name"),
-           (long long)int_at(j, "step"), (long long)int_at(j, "generation"), text_at(j, "version"));
-    printf("folder   %s\n", folder);
-    printf("mesh     replicate %lld x shard %lld x tensor %lld = %lld writers, mode %s, recipe %s\n", (long long)int_at(m, "replicate"),
-           (long long)int_at(m, "shard"), (long long)int_at(m, "tensor"), (long long)int_at(j, "world"), text_at(j, "mode"),
-           text_at(j, "recipe"));
-    say_position(j);
-    say_bytes(json_object_get(j, "bytes"));
-    printf("hash     parameters %s, moments %s\n", text_at(j, "parameter_hash"), text_at(j, "state_hash"));
-}
-
-static int print_show(const struct zt_options *o, const json_t *j, const char *folder, struct zt_error *err) {
-    static const struct zt_column writers[] = {
-        {"RANK", "rank", ZT_CELL_COUNT, 0},
-        {"REP", "coords.replicate", ZT_CELL_COUNT, 0},
-        {"SHARD", "coords.shard", ZT_CELL_COUNT, 0},
-        {"TP", "coords.tensor", ZT_CELL_COUNT, 0},
-        {"BYTES", "bytes", ZT_CELL_BYTES, 0},
-        {"INDEX", "index_sha256", ZT_CELL_TEXT, 0},
-        {NULL, NULL, ZT_CELL_TEXT, 0},
-    };
-    static const struct zt_column tensors[] = {
-        {"TENSOR", "name", ZT_CELL_TEXT, 0},
-        {"SHAPE", "shape_text", ZT_CELL_TEXT, 0},
-        {"PARAMETER", "parameter", ZT_CELL_TEXT, 0},
-        {"MASTER", "master", ZT_CELL_TEXT, 0},
-        {"M", "exp_avg", ZT_CELL_TEXT, 0},
-        {"V", "exp_avg_sq", ZT_CELL_TEXT, 0},
-        {"FROZEN", "frozen", ZT_CELL_TEXT, 0},
-        {"BYTES", "bytes", ZT_CELL_BYTES, 0},
-        {NULL, NULL, ZT_CELL_TEXT, 0},
-    };
-    if (o->format != ZT_FORMAT_TABLE)
-        return zt_print_rows(stdout, o, j, json_object_get(j, "tensors"), tensors, err);
-    say_head(j, folder);
-    putchar('\n');
-    int rc = zt_print_table(stdout, json_object_get(j, "writers"), writers, err);
-    if (rc == 0) {
-        putchar('\n');
-        rc = zt_print_table(stdout, json_object_get(j, "tensors"), tensors, err);
-    }
-    return rc;
-}
-
-static int show(const struct zt_options *o) {
-    struct zt_found_checkpoint f;
-    struct zt_source s;
-    struct zt_error err;
-    struct zt_ckpt *c = NULL;
-    int rc = zt_find_checkpoint(o, o->subject, &s, &f, &err);
-    if (rc == 0)
-        rc = zt_open_checkpoint(&f, &c, &err);
-    if (rc == 0) {
-        json_t *j = zt_json_manifest(zt_ckpt_manifest(c));
-        json_object_set_new(j, "folder", zt_json_text(f.folder));
-        rc = print_show(o, j, f.folder, &err);
-        json_decref(j);
-        zt_ckpt_close(c);
-    }
     zt_source_close(&s);
     return rc ? zt_report(rc, &err) : ZT_EXIT_OK;
 }
@@ -473,11 +361,13 @@ int zt_cmd_checkpoint(const struct zt_options *o) {
     int action = 0;
     while (strcmp(zt_checkpoint_actions[action], o->action) != 0)
         action++;
+    if (o->n_rank + o->ranks_all > 0 && action != ZT_CHECKPOINT_SHOW)
+        return zt_report(zt_fail(&err, ZT_EINVAL, "zctl checkpoint %s has no option --rank; show has", o->action), &err);
     if (o->dry_run && action != ZT_CHECKPOINT_GC)
         return zt_report(zt_fail(&err, ZT_EINVAL, "zctl checkpoint %s has no option --dry-run; gc has", o->action), &err);
     switch ((enum zt_checkpoint_action)action) {
     case ZT_CHECKPOINT_LS: return list(o);
-    case ZT_CHECKPOINT_SHOW: return show(o);
+    case ZT_CHECKPOINT_SHOW: return zt_checkpoint_show(o);
     case ZT_CHECKPOINT_VERIFY: return verify(o);
     case ZT_CHECKPOINT_PIN: return pin(o, true);
     case ZT_CHECKPOINT_UNPIN: return pin(o, false);

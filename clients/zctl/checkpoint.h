@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clients/zctl/checkpoint.h: what `zctl checkpoint` is made of: naming one and asking the coordinator of it
- * (checkpoint.c), what is on disk (checkpoint_disk.c), removing (checkpoint_keep.c), comparing two
+ * (checkpoint.c), what is on disk (checkpoint_disk.c, checkpoint_show.c), removing (checkpoint_keep.c), comparing two
  * (checkpoint_diff.c). A checkpoint is named
  *
  *   RUN@STEP   RUN, its newest committed one   a folder: with a "/" in it, or beginning with "."
@@ -45,6 +45,9 @@ int zt_list_on_disk(const char *folder, uint32_t generation, json_t **list, stru
 /* What a manifest says: {run, name, step, generation, version, mesh, mode, recipe, position{}, bytes{}, writers[],
  * tensors[], parameter_hash, state_hash, previous, created, configuration}. */
 json_t *zt_json_manifest(const struct zt_manifest *m);
+
+/* ---- checkpoint_show.c ---- */
+int zt_checkpoint_show(const struct zt_options *o);
 
 /* ---- checkpoint_keep.c ---- */
 /* Steps that retention lets go, by the rule of docs/checkpoints.md: of the committed ones all but the newest

@@ -220,10 +220,8 @@ static json_t *find_left(const char *folder, uint32_t generation) {
     struct dirent *e;
     char trash[ZT_PATH_MAX + 8], name[300];
     while (d && (e = readdir(d)) != NULL) {
-        long long step;
-        unsigned g;
-        int end = 0;
-        if (sscanf(e->d_name, "step-%lld.tmp-g%u%n", &step, &g, &end) == 2 && e->d_name[end] == '\0' && g < generation)
+        uint32_t g = 0;
+        if (zt_ckpt_temp_of(e->d_name, &g) >= 0 && g < generation)
             add_left(left, folder, e->d_name, "was never finished");
     }
     if (d)

@@ -15,16 +15,9 @@
 #include "core/units.h"
 #include "engine/checkpoint/write.h"
 
-static const char *text_at(const json_t *row, const char *key) {
-    const char *s = json_string_value(json_object_get(row, key));
-    return s ? s : "";
-}
-
-static int64_t int_at(const json_t *row, const char *key) { return (int64_t)json_integer_value(json_object_get(row, key)); }
-
 static bool is(const json_t *row, const char *key) { return json_is_true(json_object_get(row, key)); }
 
-static bool in_state(const json_t *row, const char *state) { return strcmp(text_at(row, "state"), state) == 0; }
+static bool in_state(const json_t *row, const char *state) { return strcmp(zt_row_text(row, "state"), state) == 0; }
 
 /* ---------------------------------------------------------------------------------- the rule */
 
@@ -39,7 +32,7 @@ static void let_go(json_t *out, const json_t *row, const char *why) {
 json_t *zt_retention(const json_t *list) {
     const json_t *rows = json_object_get(list, "checkpoints"), *row;
     const json_t *latest = json_object_get(list, "keep_latest_k");
-    int64_t k = int_at(list, "keep_latest_k"), every = int_at(list, "keep_every"), committed = 0;
+    int64_t k = zt_row_int(list, "keep_latest_k"), every = zt_row_int(list, "keep_every"), committed = 0;
     bool verified = false; /* the newest one was passed */
     json_t *out = json_array();
     size_t i;
@@ -51,7 +44,7 @@ json_t *zt_retention(const json_t *list) {
         committed++;
         bool last_verified = is(row, "verified") && !verified;
         verified = verified || last_verified;
-        bool kept = !json_is_integer(latest) || k == 0 || committed <= k || (every > 0 && int_at(row, "step") % every == 0) ||
+        bool kept = !json_is_integer(latest) || k == 0 || committed <= k || (every > 0 && zt_row_int(row, "step") % every == 0) ||
                     is(row, "pinned") || last_verified;
         if (!kept)
             let_go(out, row, "retention lets it go");
@@ -72,9 +65,9 @@ static int see_folder(const char *folder, const char *what, struct zt_error *err
 
 /* Of one row, whatever was done already. */
 static int remove_one(struct zt_source *s, const json_t *list, const json_t *row, struct zt_error *err) {
-    const char *run = text_at(list, "run"), *folder = text_at(row, "folder")[0] ? text_at(row, "folder") : text_at(list, "folder");
-    int64_t step = int_at(row, "step");
-    int rc = see_folder(folder, text_at(list, "name"), err);
+    const char *run = zt_row_text(list, "run"), *folder = zt_row_text(row, "folder")[0] ? zt_row_text(row, "folder") : zt_row_text(list, "folder");
+    int64_t step = zt_row_int(row, "step");
+    int rc = see_folder(folder, zt_row_text(list, "name"), err);
     if (rc == 0 && !in_state(row, "DELETING"))
         rc = zt_set_checkpoint(s, run, step, ZT__SET_CHECKPOINT__WHAT__DELETE, NULL, err);
     if (rc == 0)
@@ -111,7 +104,7 @@ int zt_checkpoint_rm(const struct zt_options *o) {
     if (rc == 0)
         rc = remove_one(&s, list, row, &err);
     if (rc == 0 && o->format == ZT_FORMAT_TABLE) {
-        printf("%s is removed: %s\n", o->subject, zt_format_bytes((double)int_at(row, "bytes"), n, sizeof n));
+        printf("%s is removed: %s\n", o->subject, zt_format_bytes((double)zt_row_int(row, "bytes"), n, sizeof n));
     } else if (rc == 0) {
         json_t *j = json_object();
         json_object_set(j, "run", json_object_get(list, "run"));
@@ -127,16 +120,16 @@ int zt_checkpoint_rm(const struct zt_options *o) {
 
 /* ---------------------------------------------------------------------------------- gc */
 
-static bool ended(const json_t *list) { return zt_exit_of_state(text_at(list, "state")) >= 0; }
+static bool ended(const json_t *list) { return zt_exit_of_state(zt_row_text(list, "state")) >= 0; }
 
 /* The folder's leftovers. A live run sweeps its own when it starts; only those of an ended one are ours to remove. */
 static int add_leftovers(const json_t *list, bool dry, json_t *out, int *swept, struct zt_error *err) {
-    const char *folder = text_at(list, "folder");
+    const char *folder = zt_row_text(list, "folder");
     json_t *disk = NULL;
     struct stat st;
     if (!folder[0] || (stat(folder, &st) != 0 && errno == ENOENT && json_array_size(json_object_get(list, "checkpoints")) == 0))
         return 0; /* it never saved anything */
-    int rc = see_folder(folder, text_at(list, "name"), err);
+    int rc = see_folder(folder, zt_row_text(list, "name"), err);
     if (rc == 0 && ended(list))
         rc = zt_list_on_disk(folder, UINT32_MAX, &disk, err);
     if (rc == 0 && disk)
@@ -159,12 +152,12 @@ static void say_gc(const struct zt_options *o, const json_t *j) {
     }
     json_array_foreach(json_object_get(j, "removed"), i, row) {
         if (json_is_integer(json_object_get(row, "step")))
-            printf("%s step %lld", dry ? "would remove" : "removed", (long long)int_at(row, "step"));
+            printf("%s step %lld", dry ? "would remove" : "removed", (long long)zt_row_int(row, "step"));
         else
-            printf("%s %s", dry ? "would remove" : "removed", text_at(row, "name"));
-        printf(" (%s): %s\n", zt_format_bytes((double)int_at(row, "bytes"), n, sizeof n), text_at(row, "why"));
+            printf("%s %s", dry ? "would remove" : "removed", zt_row_text(row, "name"));
+        printf(" (%s): %s\n", zt_format_bytes((double)zt_row_int(row, "bytes"), n, sizeof n), zt_row_text(row, "why"));
     }
-    printf("%s %s in all\n", dry ? "would free" : "freed", zt_format_bytes((double)int_at(j, "bytes"), n, sizeof n));
+    printf("%s %s in all\n", dry ? "would free" : "freed", zt_format_bytes((double)zt_row_int(j, "bytes"), n, sizeof n));
 }
 
 int zt_checkpoint_gc(const struct zt_options *o) {
@@ -181,7 +174,7 @@ int zt_checkpoint_gc(const struct zt_options *o) {
     go = rc == 0 ? zt_retention(list) : json_array();
     json_array_foreach(go, i, row) {
         const json_t *known = NULL;
-        if (rc == 0 && !o->dry_run && (rc = zt_checkpoint_row(list, int_at(row, "step"), &known, &err)) == 0)
+        if (rc == 0 && !o->dry_run && (rc = zt_checkpoint_row(list, zt_row_int(row, "step"), &known, &err)) == 0)
             rc = remove_one(&s, list, known, &err);
         if (rc == 0)
             json_array_append(done, row);
@@ -190,7 +183,7 @@ int zt_checkpoint_gc(const struct zt_options *o) {
         rc = add_leftovers(list, o->dry_run, done, &swept, &err);
     int64_t bytes = 0;
     json_array_foreach(done, i, row)
-        bytes += int_at(row, "bytes");
+        bytes += zt_row_int(row, "bytes");
     if (rc == 0 || json_array_size(done) > 0) { /* what was removed is told whatever came after it */
         json_t *j = json_object();
         json_object_set_new(j, "run", list ? json_incref(json_object_get(list, "run")) : json_null());

@@ -167,9 +167,9 @@ static const struct zt_option rows[] = {
     {"--memory-gib", 0, "X", ON(RUN) | ON(PROBE) | ON(DRILL) | ON(SAMPLE), OPT_MEMORY,
      "Memory of each worker; default: its share of half of what is free. sample: the most it may take; default: half of what is free."},
     {"--threads", 0, "N", ON(RUN) | ON(PROBE) | ON(CALIBRATE) | ON(DRILL) | ON(SAMPLE), OPT_THREADS, "Threads of each worker; default: its share of the cores."},
-    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN) | ON(PLAN), OPT_RANK,
+    {"--rank", 0, "all|R,R", ON(METRICS) | ON(LOGS) | ON(MEMORY) | ON(EXPLAIN) | ON(PLAN) | ON(CHECKPOINT), OPT_RANK,
      "Rows per rank: all of them, or a list such as 0,3. explain: default is the rank that the others waited for longest. "
-     "plan: the place of these ranks in the mesh."},
+     "plan: the place of these ranks in the mesh. checkpoint show: what these ranks wrote."},
     {"--step", 0, "A:B", ON(METRICS) | ON(EXPLAIN), OPT_STEP,
      "Steps A to B; either may be left out. explain: one step; default is the newest that is held."},
     {"--unit", 0, "NAME", ON(EXPLAIN), OPT_UNIT, "Of a run: only the collectives of this unit, e.g. block3."},

@@ -72,6 +72,13 @@ const json_t *zt_json_at(const json_t *row, const char *path) {
     return row && !json_is_null(row) ? row : NULL;
 }
 
+const char *zt_row_text(const json_t *row, const char *path) {
+    const char *s = json_string_value(zt_json_at(row, path));
+    return s ? s : "";
+}
+
+int64_t zt_row_int(const json_t *row, const char *path) { return (int64_t)json_integer_value(zt_json_at(row, path)); }
+
 static const char *age(const json_t *v, char *buf, size_t n) {
     struct tm tm = {0};
     char *end = json_is_string(v) ? strptime(json_string_value(v), "%Y-%m-%dT%H:%M:%S", &tm) : NULL;

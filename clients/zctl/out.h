@@ -26,6 +26,9 @@ struct zt_column { const char *header, *path; enum zt_cell cell; int digits; };
 
 /* A value by its dotted path; NULL or JSON null: not there. */
 const json_t *zt_json_at(const json_t *row, const char *path);
+/* A text or a whole number by its dotted path; "" and 0 when it is not there. */
+const char *zt_row_text(const json_t *row, const char *path);
+int64_t zt_row_int(const json_t *row, const char *path);
 /* Text of one cell, "-" when there is no value. */
 const char *zt_cell_text(const json_t *row, const struct zt_column *c, char *buf, size_t n);
 
