@@ -146,6 +146,8 @@ static void print_checkpoints(FILE *out, const Zt__RunDetail *d) {
     int64_t next = saves ? next_save(&spec, d->summary) : 0;
     if (next > 0)
         fprintf(out, "; next after step %s", zt_format_count(next, a, sizeof a));
+    if (saves && strcmp(d->summary->state, "SUCCEEDED") == 0 && d->summary->has_step && (!c || c->step < d->summary->step))
+        fprintf(out, "; the last step, %s, is not saved: zctl events says why", zt_format_count(d->summary->step, a, sizeof a));
     fputc('\n', out);
     if (w) {
         fprintf(out, "saving   step %s", zt_format_count(w->step, a, sizeof a));

@@ -97,6 +97,27 @@ Test(read, status_says_what_a_restart_would_go_on_from) {
     cr_expect(strstr(out, "saving   step 1,500: 5 of 8 parts are in\n"), "%s", out);
     cr_expect(strstr(out, "from     run base (01B) step 7, weights only\n"), "%s", out);
     free(out);
+    /* a run that ended well but whose last save failed says so */
+    detail.normalised = text(SAVES "checkpoint: {interval: 500}\n");
+    detail.saving = NULL;
+    summary.state = text("SUCCEEDED");
+    summary.has_step = true;
+    summary.step = 1200;
+    out = printed();
+    cr_expect(strstr(out, "pinned; the last step, 1,200, is not saved: zctl events says why\n"), "%s", out);
+    free(out);
+    summary.step = 1000;
+    out = printed();
+    cr_expect(strstr(out, "verified, pinned\n"), "%s", out);
+    free(out);
+    /* one that goes on: when the next is due */
+    summary.state = text("RUNNING");
+    summary.has_steps = true;
+    summary.steps = 5000;
+    summary.step = 1234;
+    out = printed();
+    cr_expect(strstr(out, "pinned; next after step 1,500\n"), "%s", out);
+    free(out);
     detail.checkpoint = detail.saving = NULL;
     detail.resumed_from = detail.normalised = NULL;
 }
