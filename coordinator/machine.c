@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coordinator/machine.c: the machine's frame: tables, effects, dispatch, invariants. Its rules live
- * in machine_run.c (runs), machine_place.c (scheduler), machine_worker.c (workers),
+ * in machine_run.c (runs), machine_end.c (ends), machine_place.c (scheduler), machine_worker.c (workers),
  * machine_ckpt.c (checkpoints), machine_recover.c (a start). Ownership and thread rule: machine.h.
  *
  * Invariants. zt_machine_check asserts those that one state can show (*); the simulation asserts

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core/hash128.h"
+#include "core/units.h"
 
 const char *zt_ckpt_state_name(enum zt_ckpt_state s) {
     static const char *const names[] = {"UNKNOWN", "WRITING", "COMMITTED", "CORRUPT", "DELETING", "FAILED"};
@@ -23,7 +24,7 @@ const char *zt_ckpt_state_name(enum zt_ckpt_state s) {
 }
 
 /* ------------------------------------------------------------------------------ the table of a run */
-static struct mc_ckpt *find(const struct mc_run *r, int64_t step) {
+struct mc_ckpt *mc_ckpt_find(const struct mc_run *r, int64_t step) {
     int lo = 0, hi = r->n_ckpts;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
@@ -36,7 +37,7 @@ static struct mc_ckpt *find(const struct mc_run *r, int64_t step) {
 }
 /* The entry of a step, a new one in its place; NULL when memory is short, with nothing changed. */
 static struct mc_ckpt *place(struct mc_run *r, int64_t step) {
-    struct mc_ckpt *c = find(r, step);
+    struct mc_ckpt *c = mc_ckpt_find(r, step);
     if (c) return c;
     if (r->n_ckpts == r->cap_ckpts) {
         int cap = r->cap_ckpts ? 2 * r->cap_ckpts : 8;
@@ -52,7 +53,7 @@ static struct mc_ckpt *place(struct mc_run *r, int64_t step) {
     mc_copy(c->row.run_id, sizeof c->row.run_id, r->row.run_id);
     return c;
 }
-static void put(struct zt_machine *m, struct mc_run *r, const struct mc_ckpt *c) {
+void mc_ckpt_put(struct zt_machine *m, struct mc_run *r, const struct mc_ckpt *c) {
     struct zt_effect *e = mc_emit_row(m, ZT_FX_ROW_CKPT);
     e->u.ckpt = c->row;
     r->ckpt_txn = e->txn;
@@ -62,7 +63,7 @@ static void forget_parts(struct mc_ckpt *c) {
     c->parts = NULL;
     c->n_in = 0;
 }
-static void drop(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c) {
+void mc_ckpt_drop(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c) {
     struct zt_effect *e = mc_emit_row(m, ZT_FX_ROW_CKPT_GONE);
     e->u.ckpt = c->row;
     r->ckpt_txn = e->txn;
@@ -108,7 +109,7 @@ void mc_start_of(const struct mc_run *r, struct mc_start *s) {
     static const uint8_t none[32];
     const struct zt_run_source *from = &r->row.config.source;
     *s = (struct mc_start){.from = r->attempt.from, .step = r->attempt.start_step, .manifest = none};
-    const struct mc_ckpt *own = s->from == ZT_START_OWN ? find(r, s->step) : NULL;
+    const struct mc_ckpt *own = s->from == ZT_START_OWN ? mc_ckpt_find(r, s->step) : NULL;
     if (own) s->manifest = own->row.manifest;
     if (s->from != ZT_START_SOURCE) return;
     s->manifest = from->manifest;
@@ -134,7 +135,7 @@ void mc_say_no_start(const struct mc_run *r, char *text, size_t n) {
 }
 /* Something may have to go on from this step: nothing of it is removed. What a run began from in full is its oldest
  * checkpoint, for as long as it lives; weights alone are of no use once it has saved. */
-static bool in_use(const struct zt_machine *m, const char *run_id, int64_t step) {
+bool mc_ckpt_in_use(const struct zt_machine *m, const char *run_id, int64_t step) {
     for (int i = 0; i < m->n_runs; i++) {
         const struct mc_run *q = &m->runs[i];
         if (!q->used || zt_run_state_terminal(q->row.state)) continue;
@@ -150,41 +151,6 @@ static bool in_use(const struct zt_machine *m, const char *run_id, int64_t step)
     return false;
 }
 
-/* ------------------------------------------------------------------------------ rows of runs that are not live */
-void mc_note_changed(struct zt_machine *m, const char *run_id, uint64_t txn) {
-    struct mc_changed *e = &m->changed[m->n_changed++ % MC_ENDED];
-    mc_copy(e->run_id, sizeof e->run_id, run_id);
-    e->txn = txn;
-}
-/* What was read of a run's checkpoints may be older than a change to them. */
-static bool outdated(const struct zt_machine *m, const char *run_id, uint64_t read_txn) {
-    int n = m->n_changed < MC_ENDED ? m->n_changed : MC_ENDED;
-    uint64_t oldest = UINT64_MAX;
-    for (int i = 0; i < n; i++) {
-        if (m->changed[i].txn < oldest) oldest = m->changed[i].txn;
-        if (m->changed[i].txn > read_txn && !strcmp(m->changed[i].run_id, run_id)) return true;
-    }
-    return m->n_changed > MC_ENDED && read_txn < oldest;
-}
-bool mc_source_changed(struct zt_machine *m, const struct zt_run_source *s, uint64_t read_txn, char *why, size_t n) {
-    const struct mc_run *r = mc_find_run(m, s->run_id);
-    const struct mc_ckpt *c = r ? find(r, s->step) : NULL;
-    bool good = r ? c && c->row.state == ZT_CKPT_COMMITTED && !memcmp(c->row.manifest, s->manifest, sizeof s->manifest)
-                  : !outdated(m, s->run_id, read_txn);
-    if (!good)
-        snprintf(why, n, "the checkpoints of run %s have just changed; zctl checkpoint ls %s shows them: submit again", s->run_id,
-                 s->run_id);
-    return !good;
-}
-static void set_stored(struct zt_machine *m, const char *run_id, int64_t step, enum zt_ckpt_set what, const char *message) {
-    struct zt_effect *e = mc_emit_row(m, ZT_FX_CKPT_SET);
-    mc_copy(e->u.ckpt_set.run_id, sizeof e->u.ckpt_set.run_id, run_id);
-    e->u.ckpt_set.step = step;
-    e->u.ckpt_set.what = what;
-    mc_copy(e->u.ckpt_set.message, sizeof e->u.ckpt_set.message, message);
-    mc_note_changed(m, run_id, e->txn);
-}
-
 /* ------------------------------------------------------------------------------ a save fails */
 static void refuse_failed(struct zt_machine *m, const struct zt_event *ev, const struct mc_ckpt *c) {
     mc_refuse(m, ev, ZT_ECANCELLED, "step %" PRId64 " is not saved: %s", c->row.step, c->row.message);
@@ -198,13 +164,13 @@ static void end_waiting(struct zt_machine *m, struct mc_ckpt *c, int code, const
 static void thin_failed(struct zt_machine *m, struct mc_run *r) {
     int n = 0;
     for (int i = r->n_ckpts - 1; i >= 0; i--)
-        if (r->ckpts[i].row.state == ZT_CKPT_FAILED && ++n > MC_FAILED_KEPT) drop(m, r, &r->ckpts[i]);
+        if (r->ckpts[i].row.state == ZT_CKPT_FAILED && ++n > MC_FAILED_KEPT) mc_ckpt_drop(m, r, &r->ckpts[i]);
 }
 static void fail_save(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c, int rank, const char *message) {
     c->row.state = ZT_CKPT_FAILED;
     mc_copy(c->row.message, sizeof c->row.message, message);
     forget_parts(c);
-    put(m, r, c);
+    mc_ckpt_put(m, r, c);
     mc_event(m, (struct mc_note){.level = 2, .kind = "CHECKPOINT_FAILED", .run = r, .rank = rank},
              "step %" PRId64 " is not saved: %s", c->row.step, message);
     end_waiting(m, c, ZT_ECANCELLED, c->row.message);
@@ -226,7 +192,7 @@ void mc_ckpt_ended(struct zt_machine *m, struct mc_run *r) {
 /* ------------------------------------------------------------------------------ parts come in */
 /* Opens the save of a step, or says why not and returns NULL. What was CORRUPT or FAILED is saved anew. */
 static struct mc_ckpt *open_save(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r, int64_t step) {
-    const struct mc_ckpt *old = find(r, step);
+    const struct mc_ckpt *old = mc_ckpt_find(r, step);
     int n = 0;
     for (int i = 0; i < r->n_ckpts; i++) n += writing(r, i);
     if (!r->row.config.saves || step <= mc_base(r)) {
@@ -299,7 +265,7 @@ static void store_part(struct zt_machine *m, const struct zt_event *ev, struct m
     c->row.bytes += p->bytes;
     if (p->stall_seconds > c->row.stall_seconds) c->row.stall_seconds = p->stall_seconds;
     if (p->write_seconds > c->row.write_seconds) c->row.write_seconds = p->write_seconds;
-    put(m, r, c);
+    mc_ckpt_put(m, r, c);
     struct zt_effect *e = mc_emit_row(m, ZT_FX_ROW_PART);
     mc_copy(e->u.part.run_id, sizeof e->u.part.run_id, r->row.run_id);
     e->u.part.step = c->row.step;
@@ -308,7 +274,7 @@ static void store_part(struct zt_machine *m, const struct zt_event *ev, struct m
 }
 static void on_shard_done(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
     int64_t step = ev->u.shard.step;
-    struct mc_ckpt *c = find(r, step);
+    struct mc_ckpt *c = mc_ckpt_find(r, step);
     if (c && c->row.generation == r->row.generation && c->row.state == ZT_CKPT_FAILED) {
         refuse_failed(m, ev, c);
         return;
@@ -328,7 +294,7 @@ static void on_shard_done(struct zt_machine *m, const struct zt_event *ev, struc
     answer_shards(m, r, c);
 }
 static void on_get_shards(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
-    struct mc_ckpt *c = find(r, ev->u.commit.step);
+    struct mc_ckpt *c = mc_ckpt_find(r, ev->u.commit.step);
     if (!c || c->row.generation != r->row.generation ||
         (c->row.state != ZT_CKPT_WRITING && c->row.state != ZT_CKPT_FAILED)) {
         mc_refuse(m, ev, ZT_EINVAL, "step %" PRId64 " of run %s is not being saved", ev->u.commit.step, r->row.run_id);
@@ -375,11 +341,11 @@ static void retain(struct zt_machine *m, struct mc_run *r) {
         if (k->row.state != ZT_CKPT_COMMITTED) continue;
         bool kept = newer++ < c->keep_latest_k || c->keep_latest_k == 0;
         kept |= k->row.pinned || (c->keep_every > 0 && k->row.step % c->keep_every == 0);
-        kept |= in_use(m, r->row.run_id, k->row.step);
+        kept |= mc_ckpt_in_use(m, r->row.run_id, k->row.step);
         if (MC_PLANTED(MC_PLANT_KEEP_NOTHING)) kept = newer == 1;
         if (kept) continue;
         k->row.state = ZT_CKPT_DELETING;
-        put(m, r, k);
+        mc_ckpt_put(m, r, k);
         n++;
     }
 }
@@ -395,12 +361,15 @@ static void commit(struct zt_machine *m, const struct zt_event *ev, struct mc_ru
     memcpy(c->row.manifest, ev->u.commit.manifest, sizeof c->row.manifest);
     end_waiting(m, c, ZT_EBUSY, "it is committed");
     forget_parts(c);
-    put(m, r, c);
+    mc_ckpt_put(m, r, c);
+    char size[32], stall[32], write[32];
     mc_event(m, (struct mc_note){.level = 1, .kind = ev->u.commit.adopted ? "CHECKPOINT_ADOPTED" : "CHECKPOINT_COMMITTED",
                                  .run = r, .rank = -1},
-             "step %" PRId64 " is saved%s: %" PRId64 " bytes in %d part%s, the step loop stood still for %.3f s, written in %.3f s",
-             c->row.step, ev->u.commit.adopted ? " (complete files of an earlier generation were there)" : "", c->row.bytes,
-             c->row.world, c->row.world == 1 ? "" : "s", c->row.stall_seconds, c->row.write_seconds);
+             "step %" PRId64 " is saved%s: %s in %d part%s; the step loop stood still for %s, written in %s", c->row.step,
+             ev->u.commit.adopted ? " (complete files of an earlier generation were there)" : "",
+             zt_format_bytes((double)c->row.bytes, size, sizeof size), c->row.world, c->row.world == 1 ? "" : "s",
+             zt_format_seconds(c->row.stall_seconds, stall, sizeof stall),
+             zt_format_seconds(c->row.write_seconds, write, sizeof write));
     if (c->row.step > r->row.saved_step) { /* progress: what it may cost begins anew */
         r->committed = true;
         r->row.saved_step = c->row.step;
@@ -410,7 +379,7 @@ static void commit(struct zt_machine *m, const struct zt_event *ev, struct mc_ru
     retain(m, r);
 }
 static void on_commit(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
-    struct mc_ckpt *c = find(r, ev->u.commit.step);
+    struct mc_ckpt *c = mc_ckpt_find(r, ev->u.commit.step);
     if (!c || c->row.generation != r->row.generation) {
         mc_refuse(m, ev, ZT_EINVAL, "no rank of generation %u has told of a part of step %" PRId64, r->row.generation,
                   ev->u.commit.step);
@@ -440,26 +409,26 @@ static void on_commit(struct zt_machine *m, const struct zt_event *ev, struct mc
     }
     reply_commit(m, ev, r);
 }
-static void say_removed(struct zt_machine *m, const struct mc_run *r, int64_t step, const char *actor) {
+void mc_ckpt_say_removed(struct zt_machine *m, const struct mc_run *r, int64_t step, const char *actor) {
     mc_event(m, (struct mc_note){.level = 1, .kind = "CHECKPOINT_REMOVED", .run = r, .rank = -1, .actor = actor},
              "the files of step %" PRId64 " are removed", step);
 }
 static void on_removed(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
-    struct mc_ckpt *c = find(r, ev->u.commit.step);
+    struct mc_ckpt *c = mc_ckpt_find(r, ev->u.commit.step);
     if (c && c->row.state != ZT_CKPT_DELETING) {
         mc_refuse(m, ev, ZT_EINVAL, "step %" PRId64 " is %s: it was not to be removed", c->row.step,
                   zt_ckpt_state_name(c->row.state));
         return;
     }
     if (c) {
-        say_removed(m, r, c->row.step, "worker");
-        drop(m, r, c);
+        mc_ckpt_say_removed(m, r, c->row.step, "worker");
+        mc_ckpt_drop(m, r, c);
     }
     mc_reply(m, ev, 0, true);
 }
 static void on_failed(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
     int64_t step = ev->u.ckpt_failed.step;
-    struct mc_ckpt *c = find(r, step);
+    struct mc_ckpt *c = mc_ckpt_find(r, step);
     char why[ZT_CKPT_MESSAGE_MAX + 1];
     snprintf(why, sizeof why, "rank %d%s: %.200s", ev->at.rank, ev->u.ckpt_failed.disk_full ? ", disk full" : "",
              ev->u.ckpt_failed.message);
@@ -488,29 +457,30 @@ static void on_loaded(struct zt_machine *m, const struct zt_event *ev, struct mc
         r->attempt.load_seconds = seconds;
         mc_dirty_attempt(m, r);
     }
+    char took[32];
     bool last = !k->loaded;
     k->loaded = true;
     for (int i = 0; i < r->world; i++) last &= r->ranks[i].loaded;
     if (last && s.from != ZT_START_FRESH && !s.weights_only)
         mc_event(m, (struct mc_note){.level = 1, .kind = "RESUMED", .run = r, .rank = -1},
-                 "generation %u goes on after step %" PRId64 "%s%s; loading took %.3f s", r->row.generation, s.step,
+                 "generation %u goes on after step %" PRId64 "%s%s; loading took %s", r->row.generation, s.step,
                  s.from == ZT_START_SOURCE ? " of run " : "", s.from == ZT_START_SOURCE ? r->row.config.source.run_id : "",
-                 r->attempt.load_seconds);
+                 zt_format_seconds(r->attempt.load_seconds, took, sizeof took));
     mc_reply(m, ev, 0, true);
 }
 void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message) {
     struct mc_start was, next;
     mc_start_of(r, &was);
     struct mc_run *q = was.from == ZT_START_SOURCE ? mc_find_run(m, r->row.config.source.run_id) : r;
-    struct mc_ckpt *c = q ? find(q, was.step) : NULL;
+    struct mc_ckpt *c = q ? mc_ckpt_find(q, was.step) : NULL;
     bool same = c && !memcmp(c->row.manifest, was.manifest, sizeof c->row.manifest); /* else it was saved anew since */
     if (c && same && c->row.state == ZT_CKPT_COMMITTED) {
         c->row.state = ZT_CKPT_CORRUPT;
         c->row.verified = false;
         mc_copy(c->row.message, sizeof c->row.message, message);
-        put(m, q, c);
+        mc_ckpt_put(m, q, c);
     } else if (!q) {
-        set_stored(m, r->row.config.source.run_id, was.step, ZT_SET_CORRUPT, message);
+        mc_ckpt_set_stored(m, r->row.config.source.run_id, was.step, ZT_SET_CORRUPT, message);
     }
     if (was.from == ZT_START_SOURCE) r->row.source_corrupt = true;
     mc_dirty_run(m, r);
@@ -550,107 +520,6 @@ void mc_on_ckpt(struct zt_machine *m, const struct zt_event *ev, struct mc_run *
     default:
         break;
     }
-}
-
-/* ------------------------------------------------------------------------------ what people decide */
-/* NULL, or why the state does not allow it. others: verified and committed ones beside it. */
-static const char *forbidden(enum zt_ckpt_set what, enum zt_ckpt_state s, bool pinned, int others, bool used, bool live) {
-    switch (what) {
-    case ZT_SET_PIN:
-    case ZT_SET_UNPIN:
-        return s == ZT_CKPT_DELETING || s == ZT_CKPT_WRITING ? "only what is complete and stays can be pinned" : NULL;
-    case ZT_SET_VERIFIED:
-        if (s == ZT_CKPT_COMMITTED || (s == ZT_CKPT_CORRUPT && !live)) return NULL;
-        return s == ZT_CKPT_CORRUPT ? "it was found damaged, and its run has gone on without it" : "it is not committed";
-    case ZT_SET_CORRUPT:
-        return s == ZT_CKPT_COMMITTED || s == ZT_CKPT_CORRUPT ? NULL : "it is not committed";
-    case ZT_SET_DELETE:
-        if (s == ZT_CKPT_WRITING) return "it is being written; wait for it, or cancel the run";
-        if (s == ZT_CKPT_DELETING) return NULL;
-        if (pinned) return "it is pinned; zctl checkpoint pin --off first";
-        if (used) return "a run that has not ended goes on from it, or may have to";
-        return s != ZT_CKPT_COMMITTED || others > 0 ? NULL : "it is the last verified one of its run";
-    case ZT_SET_DELETED:
-        return s == ZT_CKPT_DELETING ? NULL : "it was not to be removed; delete it first";
-    }
-    return "unknown change";
-}
-/* The live run's own table. */
-static void set_live(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c, enum zt_ckpt_set what, const char *message) {
-    switch (what) {
-    case ZT_SET_PIN:
-    case ZT_SET_UNPIN:
-        c->row.pinned = what == ZT_SET_PIN;
-        break;
-    case ZT_SET_VERIFIED:
-        c->row.verified = true;
-        break;
-    case ZT_SET_CORRUPT:
-        c->row.state = ZT_CKPT_CORRUPT;
-        c->row.verified = false;
-        mc_copy(c->row.message, sizeof c->row.message, message);
-        break;
-    case ZT_SET_DELETE:
-        c->row.state = ZT_CKPT_DELETING;
-        break;
-    case ZT_SET_DELETED:
-        say_removed(m, r, c->row.step, "user");
-        drop(m, r, c);
-        return;
-    }
-    put(m, r, c);
-}
-static int verified_beside(const struct mc_run *r, const struct mc_ckpt *c) {
-    int n = 0;
-    for (int i = 0; i < r->n_ckpts; i++)
-        n += &r->ckpts[i] != c && r->ckpts[i].row.state == ZT_CKPT_COMMITTED && r->ckpts[i].row.verified;
-    return n;
-}
-void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev) {
-    const char *run_id = ev->u.ckpt_set.run_id, *why = NULL;
-    int64_t step = ev->u.ckpt_set.step;
-    enum zt_ckpt_set what = ev->u.ckpt_set.what;
-    const struct mc_key *k = mc_find_key(m, ev->u.ckpt_set.key);
-    if (k && (strcmp(k->verb, "ckpt") || strcmp(k->run_id, run_id))) {
-        mc_refuse(m, ev, ZT_ECONFLICT, "this request key was used for a %s of run %s; take a fresh one", k->verb, k->run_id);
-        return;
-    }
-    struct mc_run *r = mc_find_run(m, run_id);
-    bool live = r && !zt_run_state_terminal(r->row.state);
-    struct mc_ckpt *c = r ? find(r, step) : NULL;
-    bool found = r ? c != NULL : ev->u.ckpt_set.found;
-    if (!k && !r && outdated(m, run_id, ev->u.ckpt_set.read_txn)) {
-        mc_refuse(m, ev, ZT_EBUSY, "the checkpoints of run %s have just changed; try again", run_id);
-        return;
-    }
-    if (k || (!found && what == ZT_SET_DELETED)) { /* done, or done before */
-        mc_reply(m, ev, 0, true);
-        return;
-    }
-    if (!found) {
-        mc_refuse(m, ev, ZT_ENOTFOUND, "run %s has no checkpoint of step %" PRId64 "; zctl checkpoint ls %s shows those there are",
-                  run_id, step, run_id);
-        return;
-    }
-    enum zt_ckpt_state s = c ? c->row.state : ev->u.ckpt_set.state;
-    why = forbidden(what, s, c ? c->row.pinned : ev->u.ckpt_set.pinned, c ? verified_beside(r, c) : ev->u.ckpt_set.others,
-                    in_use(m, run_id, step), live);
-    if (why) {
-        mc_refuse(m, ev, ZT_EINVAL, "step %" PRId64 " of run %s is %s: %s", step, run_id, zt_ckpt_state_name(s), why);
-        return;
-    }
-    mc_store_key(m, ev->u.ckpt_set.key, "ckpt", run_id, "");
-    if (what == ZT_SET_CORRUPT && s == ZT_CKPT_COMMITTED)
-        mc_event(m, (struct mc_note){.level = 3, .kind = "CHECKPOINT_CORRUPT", .run = r, .rank = -1, .actor = "user"},
-                 "run %s: step %" PRId64 " is damaged: %.400s", run_id, step, ev->u.ckpt_set.message);
-    if (r && c && live)
-        set_live(m, r, c, what, ev->u.ckpt_set.message);
-    else if (r && c) { /* ended, and not yet forgotten here */
-        if (what == ZT_SET_VERIFIED) c->row.state = ZT_CKPT_COMMITTED;
-        set_live(m, r, c, what, ev->u.ckpt_set.message);
-    } else
-        set_stored(m, run_id, step, what, ev->u.ckpt_set.message);
-    mc_reply(m, ev, 0, true);
 }
 
 /* ------------------------------------------------------------------------------ a start of the coordinator */
@@ -695,12 +564,12 @@ const char *mc_ckpt_check(const struct zt_machine *m, const struct mc_run *r) {
         if (c->request && c->row.state != ZT_CKPT_WRITING) return "13: somebody waits for parts of what is not being saved";
         if (c->row.state == ZT_CKPT_COMMITTED && live && c->row.step > r->row.saved_step)
             return "14: a committed step above the highest";
-        if (c->row.state == ZT_CKPT_DELETING && in_use(m, r->row.run_id, c->row.step))
+        if (c->row.state == ZT_CKPT_DELETING && mc_ckpt_in_use(m, r->row.run_id, c->row.step))
             return "15: what something may go on from is removed";
     }
     struct mc_start s;
     mc_start_of(r, &s);
-    const struct mc_ckpt *own = r->world && s.from == ZT_START_OWN ? find(r, s.step) : NULL;
+    const struct mc_ckpt *own = r->world && s.from == ZT_START_OWN ? mc_ckpt_find(r, s.step) : NULL;
     if (r->world && live && s.from == ZT_START_OWN && (!own || (own->row.state != ZT_CKPT_COMMITTED && own->row.state != ZT_CKPT_CORRUPT)))
         return "16: a generation began from what is not a checkpoint";
     return NULL;

@@ -23,6 +23,8 @@ extern int zt_machine_plant;
 
 #define MC_MS 1000000LL
 #define MC_SECOND 1000000000LL
+static inline double mc_seconds(int64_t ns) { return (double)ns / 1e9; }
+static inline int64_t mc_to_ms(double seconds) { return (int64_t)(seconds * 1e3); }
 #define MC_OLD_INCARNATIONS 4
 #define MC_ENDED 64
 #define MC_SAVES_MAX 8           /* checkpoints of a run that are WRITING at once; two are normal at the end of a run */
@@ -146,6 +148,15 @@ int mc_add_worker(struct zt_machine *m, const char *worker_id); /* -1 = table fu
 struct mc_run *mc_new_run(struct zt_machine *m);                /* NULL = table full */
 struct mc_worker *mc_rank_worker(struct zt_machine *m, const struct mc_rank *k); /* NULL when unbound */
 
+/* machine_end.c: how a generation ends */
+void mc_free_if_over(struct zt_machine *m, struct mc_run *r);
+void mc_finish_run(struct zt_machine *m, struct mc_run *r, enum zt_run_state s);
+void mc_stop_complete(struct zt_machine *m, struct mc_run *r); /* every trainer gone, or its worker: what now? */
+int64_t mc_redone(const struct mc_run *r);
+void mc_decide_pending(struct zt_machine *m, struct mc_run *r); /* only consequences came: the best explanation */
+void mc_check_drain(struct zt_machine *m, struct mc_run *r);
+bool mc_peer_gone(struct zt_machine *m, const struct mc_run *r);
+
 /* machine_run.c: runs */
 bool mc_run_active(const struct mc_run *r);    /* has a generation whose trainers should live */
 void mc_set_state(struct zt_machine *m, struct mc_run *r, enum zt_run_state s);
@@ -193,16 +204,26 @@ bool mc_pick_start(const struct mc_run *r, struct mc_start *s);
 void mc_start_of(const struct mc_run *r, struct mc_start *s); /* what the live generation began from */
 void mc_say_no_start(const struct mc_run *r, char *text, size_t n);
 void mc_on_ckpt(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r); /* SHARD_DONE .. RANK_LOADED */
-void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev);
 void mc_ckpt_steps(struct zt_machine *m, struct mc_run *r); /* more step rows are with the store */
 void mc_ckpt_stopping(struct zt_machine *m, struct mc_run *r); /* nobody waits for parts any more */
 void mc_ckpt_ended(struct zt_machine *m, struct mc_run *r); /* every trainer is gone: what was WRITING failed */
 void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message); /* what it began from is damaged */
-bool mc_source_changed(struct zt_machine *m, const struct zt_run_source *s, uint64_t read_txn, char *why, size_t n);
-void mc_note_changed(struct zt_machine *m, const char *run_id, uint64_t txn);
 int mc_ckpt_recover(struct mc_run *r, const struct zt_recovery *rec); /* 0 or ZT_ENOMEM */
 void mc_ckpt_free(struct mc_run *r);
 const char *mc_ckpt_check(const struct zt_machine *m, const struct mc_run *r);
+struct mc_ckpt *mc_ckpt_find(const struct mc_run *r, int64_t step); /* NULL = none */
+void mc_ckpt_put(struct zt_machine *m, struct mc_run *r, const struct mc_ckpt *c);
+void mc_ckpt_drop(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c);
+bool mc_ckpt_in_use(const struct zt_machine *m, const char *run_id, int64_t step); /* something may have to go on from it */
+void mc_ckpt_say_removed(struct zt_machine *m, const struct mc_run *r, int64_t step, const char *actor);
+
+/* machine_ckpt_set.c */
+void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev);
+/* A change to a row of a run that is not live. */
+void mc_ckpt_set_stored(struct zt_machine *m, const char *run_id, int64_t step, enum zt_ckpt_set what, const char *message);
+/* What a submit begins from is not, or may not be, what was looked up at read_txn; why says so. */
+bool mc_source_changed(struct zt_machine *m, const struct zt_run_source *s, uint64_t read_txn, char *why, size_t n);
+void mc_note_changed(struct zt_machine *m, const char *run_id, uint64_t txn);
 
 /* machine_recover.c */
 int mc_on_start(struct zt_machine *m, const struct zt_event *ev); /* fails before it changes anything */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coordinator/machine_run.c: the life of a run: submit, formation, failure, teardown, restart, end,
- * cancel. The state diagram and the numbered invariants are at the top of machine.c. Ownership and
+/* coordinator/machine_run.c: the life of a run: submit, formation, end, time limits, cancel; machine_end.c:
+ * how a generation ends. The state diagram and the numbered invariants are at the top of machine.c. Ownership and
  * thread rule: machine.h. */
 #include "coordinator/machine_internal.h"
 
@@ -9,9 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static double seconds(int64_t ns) { return (double)ns / 1e9; }
-static int64_t to_ms(double s) { return (int64_t)(s * 1e3); }
 
 bool mc_run_active(const struct mc_run *r) {
     switch (r->row.state) {
@@ -211,362 +208,6 @@ void mc_drop_comms(struct zt_machine *m, const struct mc_run *r, const char *why
     m->n_waiters = n;
 }
 
-/* ------------------------------------------------------------------------------ the end of a
- * generation */
-int64_t mc_backoff(const struct mc_run *r) {
-    double s = r->row.config.backoff_initial > 0 ? r->row.config.backoff_initial : 1.0;
-    double most = r->row.config.backoff_max > 0 ? r->row.config.backoff_max : 60.0;
-    for (uint32_t i = 1; i < r->row.failures_in_row && s < most; i++) s *= 2;
-    return (int64_t)((s < most ? s : most) * 1e9);
-}
-static void free_if_over(struct zt_machine *m, struct mc_run *r) {
-    if (!zt_run_state_terminal(r->row.state) || r->dirty || r->row_txn > m->durable) return;
-    for (int i = 0; i < r->world; i++)
-        if (!r->ranks[i].row.released) return;
-    for (int i = 0; i < r->world; i++)
-        if (r->ranks[i].worker >= 0) mc_unbind(m, r->ranks[i].worker);
-    struct mc_ended *e = &m->ended[m->n_ended++ % MC_ENDED];
-    mc_copy(e->run_id, sizeof e->run_id, r->row.run_id);
-    e->state = r->row.state;
-    if (r->ckpt_txn) mc_note_changed(m, r->row.run_id, r->ckpt_txn);
-    free(r->ranks);
-    mc_ckpt_free(r);
-    *r = (struct mc_run){0};
-}
-static void finish_run(struct zt_machine *m, struct mc_run *r, enum zt_run_state s) {
-    r->row.ended_ms = m->wall;
-    mc_set_state(m, r, s);
-}
-/* Steps of this generation that every rank has reported. A step that one rank finished alone is no
- * progress: how far the others are when a rank fails is a matter of chance. */
-static int64_t done_by_all(const struct mc_run *r) {
-    int64_t done = r->world > 0 ? r->ranks[0].have : 0;
-    for (int i = 1; i < r->world; i++)
-        if (r->ranks[i].have < done) done = r->ranks[i].have;
-    return done;
-}
-/* Steps of this generation that earlier ones had done. */
-static int64_t redone(const struct mc_run *r) {
-    int64_t upto = r->gen_step < r->row.best_step ? r->gen_step : r->row.best_step;
-    return upto > mc_base(r) ? upto - mc_base(r) : 0;
-}
-/* Asked when all trainers are gone: a worker tells of an exit behind the reports it still had. */
-static void note_progress(struct mc_run *r) {
-    int64_t done = done_by_all(r), best = r->row.best_step;
-    if (r->world > 0 && r->gen_step > r->attempt.last_step) {
-        r->attempt.last_step = r->gen_step;
-        r->attempt.steps_redone = redone(r);
-    }
-    if (done <= best) return;
-    r->row.best_step = done;
-    r->row.failures_in_row = 0; /* it got further than ever: the backoff starts anew */
-}
-/* Ends that say nothing of whether the run can get on. */
-static bool blameless(enum zt_reason reason) {
-    return reason == ZT_REASON_DRAINED || reason == ZT_REASON_PREEMPTED || reason == ZT_REASON_COORDINATOR_RESTART ||
-           reason == ZT_REASON_CKPT_CORRUPT;
-}
-/* Counts generations in a row that have made no checkpoint; true when there were too many. */
-static bool stands_still(struct mc_run *r) {
-    const struct zt_run_config *c = &r->row.config;
-    if (!c->saves || c->no_progress_limit == 0 || r->committed || blameless(r->row.reason)) return false;
-    return ++r->row.no_progress >= (uint32_t)c->no_progress_limit;
-}
-static void fail_with(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, const char *detail) {
-    r->row.reason = reason;
-    mc_copy(r->row.detail, sizeof r->row.detail, detail);
-    finish_run(m, r, ZT_RUN_FAILED);
-}
-static void try_again(struct zt_machine *m, struct mc_run *r) {
-    struct mc_start next;
-    char why[ZT_MESSAGE_MAX + 1];
-    if (!mc_pick_start(r, &next)) {
-        mc_end_without_start(m, r);
-    } else if (stands_still(r)) {
-        snprintf(why, sizeof why,
-                 "%u generation%s in a row made no checkpoint (restart.no_progress_limit %d): save more often "
-                 "(checkpoint.interval), or see why it ends: %.500s",
-                 r->row.no_progress, r->row.no_progress == 1 ? "" : "s", r->row.config.no_progress_limit, r->row.detail);
-        fail_with(m, r, ZT_REASON_NO_PROGRESS, why);
-    } else {
-        r->row.restarts_counted += r->attempt.counted;
-        r->row.failures_in_row++;
-        r->retry_at = m->now + mc_backoff(r);
-        mc_set_state(m, r, ZT_RUN_RESTARTING);
-    }
-}
-void mc_end_without_start(struct zt_machine *m, struct mc_run *r) {
-    char why[ZT_MESSAGE_MAX + 1];
-    mc_say_no_start(r, why, sizeof why);
-    fail_with(m, r, ZT_REASON_CKPT_CORRUPT, why);
-}
-/* Every trainer of the generation is gone, or its worker is: what now? */
-static void stop_complete(struct zt_machine *m, struct mc_run *r) {
-    for (int i = 0; i < r->world; i++)
-        if (!r->ranks[i].row.released && !MC_PLANTED(MC_PLANT_FREE_EARLY)) return;
-    for (int i = 0; i < r->world; i++) {
-        if (r->ranks[i].worker >= 0) mc_unbind(m, r->ranks[i].worker);
-        if (r->ranks[i].dirty) mc_emit_row(m, ZT_FX_ROW_RANK)->u.rank = r->ranks[i].row;
-    }
-    note_progress(r);
-    mc_ckpt_ended(m, r);
-    if (r->world) {
-        r->attempt.stop_seconds = seconds(m->now - r->stop_at);
-        mc_dirty_attempt(m, r);
-    }
-    free(r->ranks);
-    r->ranks = NULL;
-    r->world = 0;
-    enum zt_retry retry = zt_reason_retry(r->row.reason);
-    if (r->row.cancel_requested) {
-        r->row.reason = ZT_REASON_USER_CANCEL;
-        finish_run(m, r, ZT_RUN_CANCELLED);
-    } else if (retry == ZT_RETRY_NEVER || r->row.reason == ZT_REASON_TIME_LIMIT) {
-        finish_run(m, r, ZT_RUN_FAILED);
-    } else if (r->attempt.counted &&
-               r->row.restarts_counted >= (uint32_t)r->row.config.max_restarts) {
-        char why[ZT_MESSAGE_MAX + 1];
-        snprintf(why, sizeof why,
-                 "gave up after %u counted restart%s (restart.max_restarts %d): %.600s",
-                 r->row.restarts_counted, r->row.restarts_counted == 1 ? "" : "s",
-                 r->row.config.max_restarts, r->row.detail);
-        mc_copy(r->row.detail, sizeof r->row.detail, why);
-        finish_run(m, r, ZT_RUN_FAILED);
-    } else {
-        try_again(m, r);
-    }
-}
-void mc_release_rank(struct zt_machine *m, struct mc_run *r, int rank) {
-    struct mc_rank *k = &r->ranks[rank];
-    if (k->row.released) return;
-    k->row.released = true;
-    mc_dirty_rank(m, r, k);
-    mc_touch(m, k->worker);
-}
-static double detect_seconds(struct zt_machine *m, const struct mc_run *r, int rank) {
-    if (rank < 0) return -1;
-    const struct mc_worker *w = mc_rank_worker(m, &r->ranks[rank]);
-    int64_t since =
-        r->row.reason == ZT_REASON_WORKER_LOST && w ? w->last_beat : r->ranks[rank].progress_at;
-    return since && since <= m->now ? seconds(m->now - since) : -1;
-}
-/* Ranks that do not meet, time and again, will not by themselves: from the third formation in a row on
- * each counts, so that the run ends. */
-#define INIT_TIMEOUTS_FREE 2
-static bool counts(struct mc_run *r, enum zt_reason reason) {
-    if (reason != ZT_REASON_COMM_INIT_TIMEOUT)
-        r->row.init_timeouts = 0;
-    else
-        r->row.init_timeouts++;
-    return zt_reason_retry(reason) == ZT_RETRY_COUNTED || r->row.init_timeouts > INIT_TIMEOUTS_FREE;
-}
-/* Ends the generation: everybody gets ABORT at once (that can do no harm, whatever the database
- * does). */
-void mc_begin_stop(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, int rank,
-                   const char *message) {
-    ZT_ASSERT(mc_run_active(r));
-    bool untold = r->row.state == ZT_RUN_ALLOCATING && !MC_PLANTED(MC_PLANT_START_EARLY);
-    r->pending.on = false;
-    bool counted = counts(r, reason);
-    char why[ZT_MESSAGE_MAX + 1];
-    if (r->row.init_timeouts > INIT_TIMEOUTS_FREE) {
-        snprintf(why, sizeof why,
-                 "%.600s (the ranks did not meet %u times in a row: counted against restart.max_restarts)",
-                 message, r->row.init_timeouts);
-        message = why;
-    }
-    r->row.reason = reason;
-    r->row.cause_rank = rank;
-    r->stop_at = m->now;
-    mc_copy(r->row.detail, sizeof r->row.detail, message);
-    struct zt_row_attempt *a = &r->attempt;
-    a->ended_ms = m->wall;
-    a->reason = reason;
-    a->rank = rank;
-    a->worker_id[0] = 0;
-    if (rank >= 0) mc_copy(a->worker_id, sizeof a->worker_id, r->ranks[rank].row.worker_id);
-    mc_copy(a->message, sizeof a->message, message);
-    a->last_step = r->gen_step;
-    a->steps_redone = redone(r);
-    a->counted = counted && !r->row.cancel_requested;
-    a->detect_seconds = detect_seconds(m, r, rank);
-    mc_dirty_attempt(m, r);
-    mc_event(m,
-             (struct mc_note){.level = reason == ZT_REASON_USER_CANCEL ? 1 : 3,
-                              .kind = "GENERATION_END",
-                              .run = r,
-                              .worker = rank >= 0 ? mc_rank_worker(m, &r->ranks[rank]) : NULL,
-                              .rank = rank,
-                              .reason = reason},
-             "generation %u ends: %s%s%s", r->row.generation, zt_reason_name(reason),
-             message[0] ? ": " : "", message);
-    mc_set_state(m, r, ZT_RUN_STOPPING);
-    mc_drop_comms(m, r, "this generation has ended");
-    mc_ckpt_stopping(m, r);
-    if (reason == ZT_REASON_CKPT_CORRUPT) mc_ckpt_condemn(m, r, message);
-    if (untold)
-        for (int i = 0; i < r->world; i++) mc_release_rank(m, r, i);
-    stop_complete(m, r);
-}
-
-/* ------------------------------------------------------------------------------ failures */
-static void failure_row(struct zt_machine *m, struct mc_run *r, int rank,
-                        const struct zt_event *report, enum zt_reason reason, int peer,
-                        const char *message) {
-    struct zt_row_failure *f = &mc_emit_row(m, ZT_FX_ROW_FAILURE)->u.failure;
-    mc_copy(f->run_id, sizeof f->run_id, r->row.run_id);
-    f->generation = r->row.generation;
-    f->rank = rank;
-    f->reason = reason;
-    mc_copy(f->worker_id, sizeof f->worker_id, r->ranks[rank].row.worker_id);
-    mc_copy(f->message, sizeof f->message, message);
-    bool stepping = r->row.state == ZT_RUN_RUNNING && r->ranks[rank].step >= 0;
-    f->step = stepping ? r->ranks[rank].step + 1 : -1; /* in progress */
-    f->exit_code = -1;
-    f->peer = peer;
-    f->order = r->n_failures++;
-    r->ranks[rank].failed = true;
-    if (!report) return;
-    f->request = report->kind == ZT_EV_FAILURE ? report->request : 0;
-    if (report->kind == ZT_EV_FAILURE) {
-        if (report->u.failure.step >= 0) f->step = report->u.failure.step;
-        f->exit_code = report->u.failure.exit_code;
-        f->signal = report->u.failure.signal;
-        f->offset_ms = report->u.failure.offset_ms;
-    } else if (report->kind == ZT_EV_CHILD_EXITED) {
-        f->exit_code = report->u.exited.exit_code;
-        f->signal = report->u.exited.signal;
-    }
-}
-void mc_fail(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report,
-             enum zt_reason reason, int peer, const char *fmt, ...) {
-    char message[ZT_MESSAGE_MAX + 1];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(message, sizeof message, fmt, ap);
-    va_end(ap);
-    bool active = mc_run_active(r), consequence = zt_reason_is_consequence(reason) || !active;
-    if (!r->ranks[rank].failed) failure_row(m, r, rank, report, reason, peer, message);
-    if (consequence)
-        mc_event(m,
-                 (struct mc_note){.level = 1,
-                                  .kind = "CONSEQUENCE",
-                                  .run = r,
-                                  .worker = mc_rank_worker(m, &r->ranks[rank]),
-                                  .rank = rank,
-                                  .reason = reason,
-                                  .actor = report ? "worker" : NULL},
-                 "%s", message);
-    if (!active) return;
-    if (!consequence) { /* every replica reports a divergence, and names the one that went astray */
-        const bool named = reason == ZT_REASON_REPLICA_DIVERGED && peer >= 0 && peer < r->world;
-        mc_begin_stop(m, r, reason, named ? peer : rank, message);
-        return;
-    }
-    if (r->pending.on) return;
-    r->pending.on = true;
-    r->pending.reason = reason;
-    r->pending.rank = rank;
-    r->pending.peer = peer >= 0 && peer < r->world && peer != rank ? peer : -1;
-    r->pending.at = m->now;
-    mc_copy(r->pending.message, sizeof r->pending.message, message);
-}
-bool mc_worker_silent(const struct zt_machine *m, const struct mc_worker *w) {
-    return !w->registered || !w->connected || mc_elapsed(m, w->last_beat, m->c.suspect_ms);
-}
-/* How many ranks wait for rank i in a collective. */
-static int waiting_for(const struct mc_run *r, int i) {
-    int n = 0;
-    for (int k = 0; k < r->world; k++) n += r->ranks[k].held_by == (uint32_t)i + 1;
-    return n;
-}
-/* Who holds the others up: the rank that others wait for and that waits for none itself (the end of a chain
- * of waits), else the one most wait for; without such evidence, or when it is even, the lowest step, and of
- * these the one whose last progress is oldest. Ages alone would not do: all ranks of a group stop within
- * milliseconds of each other. */
-int mc_laggard(const struct zt_machine *m, const struct mc_run *r) {
-    (void)m;
-    int best = -1, best_votes = 0;
-    for (int i = 0; i < r->world; i++) {
-        const struct mc_rank *k = &r->ranks[i];
-        if (k->row.done || k->row.released) continue;
-        int votes = waiting_for(r, i);
-        if (votes > 0 && k->held_by == 0) votes += r->world;
-        const struct mc_rank *b = best < 0 ? NULL : &r->ranks[best];
-        bool older = b && (k->step < b->step ||
-                           (k->step == b->step && k->progress_at < b->progress_at));
-        if (b && (votes < best_votes || (votes == best_votes && !older))) continue;
-        best = i;
-        best_votes = votes;
-    }
-    return best;
-}
-/* Only consequences came and the time for a cause is over: the best explanation there is. */
-static void decide_pending(struct zt_machine *m, struct mc_run *r) {
-    int silent = -1, peer = r->pending.peer;
-    for (int i = 0; i < r->world && silent < 0; i++) {
-        struct mc_worker *w = mc_rank_worker(m, &r->ranks[i]);
-        if (!r->ranks[i].row.done && (!w || mc_worker_silent(m, w))) silent = i;
-    }
-    if (peer >= 0) { /* the named rank first */
-        struct mc_worker *w = mc_rank_worker(m, &r->ranks[peer]);
-        if (!w || mc_worker_silent(m, w)) silent = peer;
-    }
-    int by = r->pending.rank;
-    const char *said = r->pending.message; /* opens with the rank that says it */
-    if (silent >= 0) {
-        mc_fail(m, r, silent, NULL, ZT_REASON_WORKER_LOST, -1,
-                "worker %s (rank %d) does not answer; %.400s",
-                r->ranks[silent].row.worker_id, silent, said);
-    } else if (r->pending.reason == ZT_REASON_COMM_TIMEOUT) {
-        int who = peer >= 0 ? peer : mc_laggard(m, r);
-        if (who < 0) who = by;
-        mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
-                "rank %d on %s held up its group at step %lld; %.400s", who,
-                r->ranks[who].row.worker_id, (long long)r->ranks[who].step + 1, said);
-    } else {
-        int who = peer >= 0 ? peer : by;
-        mc_fail(m, r, who, NULL, ZT_REASON_COMM_ERROR, -1,
-                "rank %d lost a peer, and no rank reports why; %.400s", by, said);
-    }
-}
-
-/* A rank lost a peer whose supervisor has hung up as well: both are gone, and no cause will come. A trainer that
- * dies alone is told of by its supervisor, a supervisor that lost its connection still has its trainer, and one that
- * drained has left on purpose. */
-static bool peer_gone(struct zt_machine *m, const struct mc_run *r) {
-    if (r->pending.reason != ZT_REASON_PEER_LOST || r->pending.peer < 0) return false;
-    const struct mc_rank *k = &r->ranks[r->pending.peer];
-    const struct mc_worker *w = mc_rank_worker(m, k);
-    return !k->drained && (!w || !w->connected);
-}
-
-/* ------------------------------------------------------------------------------ drain */
-void mc_begin_drain(struct zt_machine *m, struct mc_run *r, int rank) {
-    if (r->drain.on) return;
-    r->drain.on = true;
-    r->drain.rank = rank;
-    r->drain.at = m->now;
-    mc_event(m,
-             (struct mc_note){.level = 1, .kind = "DRAIN", .run = r, .worker = mc_rank_worker(m, &r->ranks[rank]), .rank = rank,
-                              .reason = ZT_REASON_DRAINED},
-             "worker %s is draining: the run saves, stops and moves; it has timeouts.term_grace %.0f s for it",
-             r->ranks[rank].row.worker_id, r->row.config.term_grace);
-}
-static void end_drain(struct zt_machine *m, struct mc_run *r, const char *how) {
-    char text[ZT_MESSAGE_MAX + 1];
-    snprintf(text, sizeof text, "worker %s is draining: its rank %d moves elsewhere; %s", r->ranks[r->drain.rank].row.worker_id,
-             r->drain.rank, how);
-    mc_begin_stop(m, r, ZT_REASON_DRAINED, r->drain.rank, text);
-}
-/* One rank has left; the others follow when their part of the checkpoint is written, rank 0 the last. */
-void mc_drained(struct zt_machine *m, struct mc_run *r, int rank, const struct zt_event *report, const char *text) {
-    struct mc_rank *k = &r->ranks[rank];
-    mc_begin_drain(m, r, rank);
-    if (!k->failed) failure_row(m, r, rank, report, ZT_REASON_DRAINED, -1, text);
-    k->drained = true;
-    mc_check_progressed(m, r);
-}
 /* ------------------------------------------------------------------------------ progress through
  * the states */
 static bool all_ranks(const struct mc_run *r, bool (*is)(const struct mc_rank *)) {
@@ -578,17 +219,6 @@ static bool is_ready(const struct mc_rank *k) { return k->ready || k->in_comm; }
 static bool is_in_comm(const struct mc_rank *k) { return k->in_comm; }
 static bool is_back(const struct mc_rank *k) { return k->back || k->row.done; }
 static bool is_done(const struct mc_rank *k) { return k->row.done; }
-static bool has_left(const struct mc_rank *k) { return k->drained || k->row.released || k->row.done; }
-static void check_drain(struct zt_machine *m, struct mc_run *r) {
-    bool left = true;
-    if (!r->drain.on || r->row.state != ZT_RUN_RUNNING || all_ranks(r, is_done)) return;
-    for (int i = 0; i < r->world; i++) left &= has_left(&r->ranks[i]);
-    if (left)
-        end_drain(m, r, "every rank has stopped");
-    else if (mc_elapsed(m, r->drain.at, to_ms(r->row.config.term_grace)))
-        end_drain(m, r, "timeouts.term_grace was over before every rank had stopped");
-}
-
 /* The rank whose hash fewest others share; -1 when all agree. Ranks without a hash have no say. */
 static int diverged_rank(const struct mc_run *r) {
     int worst = -1, worst_same = r->world + 1;
@@ -629,7 +259,7 @@ static void complete(struct zt_machine *m, struct mc_run *r) {
         if (r->ranks[i].have < r->ranks[i].row.done_steps || r->ranks[i].have_txn > m->durable)
             return;
     r->gen_step = r->ranks[0].row.done_steps;
-    r->attempt.steps_redone = redone(r); /* of what was done before this generation */
+    r->attempt.steps_redone = mc_redone(r); /* of what was done before this generation */
     if (r->gen_step > r->row.best_step) r->row.best_step = r->gen_step;
     r->row.reason = ZT_REASON_NONE;
     r->row.cause_rank = -1;
@@ -640,11 +270,11 @@ static void complete(struct zt_machine *m, struct mc_run *r) {
     r->attempt.ended_ms = m->wall;
     r->attempt.last_step = r->gen_step;
     mc_dirty_attempt(m, r);
-    finish_run(m, r, ZT_RUN_SUCCEEDED);
+    mc_finish_run(m, r, ZT_RUN_SUCCEEDED);
 }
 static void enter_running(struct zt_machine *m, struct mc_run *r) {
     if (r->row.state == ZT_RUN_FORMING) {
-        r->attempt.form_seconds = seconds(m->now - r->state_at);
+        r->attempt.form_seconds = mc_seconds(m->now - r->state_at);
         mc_dirty_attempt(m, r);
     }
     if (!r->started) {
@@ -660,7 +290,7 @@ static void enter_running(struct zt_machine *m, struct mc_run *r) {
 }
 void mc_check_progressed(struct zt_machine *m, struct mc_run *r) {
     if (r->row.state == ZT_RUN_STARTING && all_ranks(r, is_ready)) {
-        r->attempt.start_seconds = seconds(m->now - r->state_at);
+        r->attempt.start_seconds = mc_seconds(m->now - r->state_at);
         mc_dirty_attempt(m, r);
         mc_set_state(m, r, ZT_RUN_FORMING);
     }
@@ -669,12 +299,12 @@ void mc_check_progressed(struct zt_machine *m, struct mc_run *r) {
         mc_copy(r->row.detail, sizeof r->row.detail, "");
         enter_running(m, r);
     }
-    check_drain(m, r);
+    mc_check_drain(m, r);
     if (r->row.state == ZT_RUN_RUNNING && all_ranks(r, is_done))
         mc_set_state(m, r, ZT_RUN_COMPLETING);
     if (r->row.state == ZT_RUN_COMPLETING) complete(m, r);
-    if (r->row.state == ZT_RUN_STOPPING) stop_complete(m, r);
-    free_if_over(m, r);
+    if (r->row.state == ZT_RUN_STOPPING) mc_stop_complete(m, r);
+    mc_free_if_over(m, r);
 }
 void mc_committed_run(struct zt_machine *m, struct mc_run *r) {
     if (r->row.state == ZT_RUN_ALLOCATING && r->row_txn <= m->durable && !r->dirty) {
@@ -690,7 +320,7 @@ static void end_unplaced(struct zt_machine *m, struct mc_run *r, enum zt_reason 
                          const char *detail) {
     r->row.reason = reason;
     mc_copy(r->row.detail, sizeof r->row.detail, detail);
-    finish_run(m, r, reason == ZT_REASON_USER_CANCEL ? ZT_RUN_CANCELLED : ZT_RUN_FAILED);
+    mc_finish_run(m, r, reason == ZT_REASON_USER_CANCEL ? ZT_RUN_CANCELLED : ZT_RUN_FAILED);
 }
 static void over_limit(struct zt_machine *m, struct mc_run *r, enum zt_reason reason, double limit,
                        bool (*is)(const struct mc_rank *), const char *what) {
@@ -705,10 +335,10 @@ static void check_hang(struct zt_machine *m, struct mc_run *r) {
     const struct zt_run_config *c = &r->row.config;
     int64_t limit = m->c.progress_floor_ms;
     if (c->progress > 0)
-        limit = to_ms(c->progress);
+        limit = mc_to_ms(c->progress);
     else if (10 * r->ewma_ns > (double)(limit * MC_MS))
         limit = (int64_t)(10 * r->ewma_ns / MC_MS);
-    int64_t slow = to_ms(c->first_step > 0 ? c->first_step : 600);
+    int64_t slow = mc_to_ms(c->first_step > 0 ? c->first_step : 600);
     if (slow < limit) slow = limit;
     int64_t oldest = m->now;
     for (int i = 0; i < r->world; i++) {
@@ -724,7 +354,7 @@ static void check_hang(struct zt_machine *m, struct mc_run *r) {
     mc_fail(m, r, who, NULL, ZT_REASON_HANG, -1,
             "rank %d on %s made no progress for %.1f s in step %lld (limit %.1f s); its beats are "
             "fine, its trainer stands still",
-            who, r->ranks[who].row.worker_id, seconds(m->now - r->ranks[who].progress_at),
+            who, r->ranks[who].row.worker_id, mc_seconds(m->now - r->ranks[who].progress_at),
             (long long)r->ranks[who].step + 1, (double)limit / 1e3);
 }
 static void quarantine_rank(struct zt_machine *m, struct mc_run *r, int i) {
@@ -744,10 +374,10 @@ static void quarantine_rank(struct zt_machine *m, struct mc_run *r, int i) {
     mc_release_rank(m, r, i);
 }
 static void tick_stopping(struct zt_machine *m, struct mc_run *r) {
-    if (!mc_elapsed(m, r->stop_at, to_ms(r->row.config.term_grace) + m->c.reap_ms)) return;
+    if (!mc_elapsed(m, r->stop_at, mc_to_ms(r->row.config.term_grace) + m->c.reap_ms)) return;
     for (int i = 0; i < r->world; i++)
         if (!r->ranks[i].row.released) quarantine_rank(m, r, i);
-    stop_complete(m, r);
+    mc_stop_complete(m, r);
 }
 static void tick_recovering(struct zt_machine *m, struct mc_run *r) {
     if (!mc_elapsed(m, m->started_at, m->c.reattach_ms) || m->now < m->grace_until) return;
@@ -765,15 +395,15 @@ static void tick_recovering(struct zt_machine *m, struct mc_run *r) {
 }
 static void tick_active(struct zt_machine *m, struct mc_run *r) {
     const struct zt_run_config *c = &r->row.config;
-    if (r->row.state == ZT_RUN_STARTING && mc_elapsed(m, r->state_at, to_ms(c->start)))
+    if (r->row.state == ZT_RUN_STARTING && mc_elapsed(m, r->state_at, mc_to_ms(c->start)))
         over_limit(m, r, ZT_REASON_START_TIMEOUT, c->start, is_ready, "get ready");
-    else if (r->row.state == ZT_RUN_FORMING && mc_elapsed(m, r->state_at, to_ms(c->comm_init)))
+    else if (r->row.state == ZT_RUN_FORMING && mc_elapsed(m, r->state_at, mc_to_ms(c->comm_init)))
         over_limit(m, r, ZT_REASON_COMM_INIT_TIMEOUT, c->comm_init, is_in_comm,
                    "join the communicator");
     else if (r->row.state == ZT_RUN_RECOVERING)
         tick_recovering(m, r);
     else if (r->row.state == ZT_RUN_RUNNING) {
-        check_drain(m, r);
+        mc_check_drain(m, r);
         if (r->row.state == ZT_RUN_RUNNING) check_hang(m, r);
     }
     else if (r->row.state == ZT_RUN_COMPLETING && mc_elapsed(m, r->state_at, m->c.rows_ms))
@@ -790,11 +420,11 @@ void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
     const struct zt_run_config *c = &r->row.config;
     bool waits = r->row.state == ZT_RUN_QUEUED || r->row.state == ZT_RUN_RESTARTING;
     if (waits && r->started && c->time_limit > 0 &&
-        mc_elapsed(m, r->started_at, to_ms(c->time_limit))) {
+        mc_elapsed(m, r->started_at, mc_to_ms(c->time_limit))) {
         end_unplaced(m, r, ZT_REASON_TIME_LIMIT,
                      "timeouts.time_limit reached while it waited for workers");
     } else if (r->row.state == ZT_RUN_QUEUED && c->queue > 0 &&
-               mc_elapsed(m, r->submitted_at, to_ms(c->queue))) {
+               mc_elapsed(m, r->submitted_at, mc_to_ms(c->queue))) {
         char why[ZT_MESSAGE_MAX + 1];
         snprintf(why, sizeof why, "not placed within timeouts.queue %.0f s: %.500s", c->queue,
                  r->row.detail);
@@ -802,11 +432,11 @@ void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
     } else if (waits) {
         m->schedule |= r->row.state == ZT_RUN_QUEUED || m->now >= r->retry_at;
     } else if (mc_run_active(r)) {
-        if (r->pending.on && (peer_gone(m, r) || mc_elapsed(m, r->pending.at, m->c.cause_ms)))
-            decide_pending(m, r);
+        if (r->pending.on && (mc_peer_gone(m, r) || mc_elapsed(m, r->pending.at, m->c.cause_ms)))
+            mc_decide_pending(m, r);
         if (mc_run_active(r)) tick_active(m, r);
         if (mc_run_active(r) && r->started && c->time_limit > 0 &&
-            mc_elapsed(m, r->started_at, to_ms(c->time_limit)))
+            mc_elapsed(m, r->started_at, mc_to_ms(c->time_limit)))
             mc_begin_stop(m, r, ZT_REASON_TIME_LIMIT, -1, "timeouts.time_limit reached");
     } else if (r->row.state == ZT_RUN_STOPPING) {
         tick_stopping(m, r);
@@ -816,7 +446,7 @@ void mc_tick_run(struct zt_machine *m, struct mc_run *r) {
             for (int i = 0; i < r->world; i++)
                 if (!r->ranks[i].row.released) quarantine_rank(m, r, i);
     }
-    if (r->used) free_if_over(m, r);
+    if (r->used) mc_free_if_over(m, r);
 }
 
 /* ------------------------------------------------------------------------------ cancel */
