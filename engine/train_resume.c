@@ -167,6 +167,15 @@ out:
     return rc;
 }
 
+/* A rank that reads from memory waits here for one that reads from a slow disk, as long as a first step
+ * may take. */
+static void patience(struct zt_trainer *t, bool more) {
+    const struct zt_spec *s = t->spec;
+    double seconds = s->comm.train_timeout_seconds;
+    if (more && s->timeouts.first_step > seconds) seconds = s->timeouts.first_step;
+    zt_comm_set_timeout(t->control, seconds);
+}
+
 int zt_trainer_load(struct zt_trainer *t, struct zt_error *err) {
     const struct zt_sim *sim = zt_trainer_sim(t);
     if (sim ? sim->from == ZT_SIM_FRESH : !loads(t)) return 0;
@@ -174,9 +183,11 @@ int zt_trainer_load(struct zt_trainer *t, struct zt_error *err) {
     zt_progress_phase(t, ZT_PHASE_LOAD);
     zt_ledger_set_phase(&t->ledger, ZT_PHASE_LOAD);
     zt_alloc_reset_peaks(t->alloc);
+    patience(t, true);
     int rc = sim ? zt_runtime_set_updates(t->runtime, sim->from == ZT_SIM_RESUMED, err) : load(t, err);
     if (rc == ZT_ECORRUPT && tells(t)) tell(t, ZT_EVENT_ERROR, "CHECKPOINT_CORRUPT", err->msg);
     if (rc) return rc;
+    patience(t, false);
     zt_report_window(&t->ledger, t->runtime, &t->load_peak);
     t->stage = ZT_STAGE_RUN;
     return 0;

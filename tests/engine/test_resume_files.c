@@ -299,6 +299,28 @@ Test(resume_files, what_is_damaged_or_gone_is_found) {
     let_go(whole);
 }
 
+#ifdef ZT_FAILPOINTS
+/* A rank whose disk is slow keeps the others waiting longer than a collective may take in training; one whose
+ * disk fails ends the attempt, which may be tried again. */
+Test(resume_files, a_slow_disk_and_one_that_fails) {
+    struct train_job *whole = two(""), *j;
+    char yaml[2500];
+    snprintf(yaml, sizeof yaml, "%scomm: {train_timeout_seconds: 5}\ntimeouts: {progress: 1}\n",
+             whole->yaml + strlen("version: 1\nname: t\n"));
+    j = continuation(whole, 3, 2, yaml);
+    j->fail_rank = 1;
+    strcpy(j->fail, "ckpt.load_begin:sleep=11000");
+    ended(j);
+    cr_assert_str_eq(j->rank[0].result.parameter_hash, whole->rank[0].result.parameter_hash);
+    let_go(j);
+    j = continuation(whole, 3, 2, yaml);
+    j->fail_rank = 1;
+    strcpy(j->fail, "ckpt.load_begin:error");
+    fails(j, ZT_EIO, ZT_REASON_CKPT_ERROR, "ckpt.load_begin");
+    let_go(whole);
+}
+#endif
+
 Test(resume_files, a_run_that_may_not_go_on_is_told_why) {
     struct train_job *whole = two("");
     static const struct { const char *more, *says; } row[] = {
