@@ -9,8 +9,11 @@
 
 TestSuite(hf_train, .init = data_setup, .fini = data_teardown, .timeout = 300);
 
-/* 35,712 parameters with a tied head. */
+/* 35,712 parameters with a tied head; 35,712 and some with q/k norms, an odd vocabulary, untied. */
 #define G1 "family: gpt2, layers: 2, heads: 4, dim: 32, vocab_size: 256, seq_len_max: 64"
+#define QWEN3                                                                                      \
+    "family: llama, layers: 2, heads: 4, kv_heads: 2, head_dim: 16, dim: 32, ffn_dim: 48, vocab_size: 257, seq_len_max: 64, " \
+    "qk_norm: true, tied_head: false, rope_scaling: {type: llama3, factor: 4, original_max: 32}"
 
 struct shape { const char *mode; int replicate, shard, tensor; };
 
@@ -85,4 +88,40 @@ Test(hf_train, B61_exported_from_every_mode) {
         check_hash(folder[i], j);
     }
     cr_expect(same_file(folder[0], folder[1]) && same_file(folder[1], folder[2]), "the modes agree in bits, and so do their files");
+}
+
+/* Begun from the folder that was exported, or from the checkpoint itself: the same losses to the bit. */
+static void check_begin(const char *model, const char *recipe, enum zt_dtype t) {
+    const struct shape save = {"fsdp", 1, 2, 1}, begin[] = {{"ddp", 1, 1, 1}, {"fsdp", 1, 2, 2}};
+    struct zt_hf_exported done;
+    struct train_job *j = run(model, "fresh", &save, recipe, true);
+    const char *hf = out_of(j, t, &done);
+    for (int i = 0; i < 2; i++) {
+        const struct train_job *a = run(model, hf, &begin[i], recipe, false);
+        const struct train_job *b = run(model, ((const struct save_board *)j->board)->folder, &begin[i], recipe, false);
+        const struct train_job *fresh = run(model, "fresh", &begin[i], recipe, false);
+        cr_expect_gt(save_events(a, 0, "WEIGHTS_LOADED"), 0);
+        for (int k = 1; k <= 3; k++) {
+            cr_expect_eq(a->rank[0].report[k].loss, b->rank[0].report[k].loss, "%s, %s, step %d", recipe, begin[i].mode, k);
+            cr_expect_str_eq(a->rank[0].report[k].parameter_hash, b->rank[0].report[k].parameter_hash);
+            cr_expect_neq(a->rank[0].report[k].loss, fresh->rank[0].report[k].loss);
+        }
+    }
+}
+
+Test(hf_train, begun_from_what_was_exported) {
+    check_begin(G1, "fp32", ZT_F32);
+    check_begin(QWEN3, "fp32", ZT_F32);
+    check_begin(QWEN3, "pure_bf16", ZT_BF16);
+}
+
+/* What a folder is not: named, before a step is trained. */
+Test(hf_train, another_model_is_refused) {
+    const struct shape one = {"ddp", 1, 1, 1};
+    struct train_job *j = train_start(1, yaml_of(G1, golden_folder("gpt2"), &one, "fp32", ""));
+    train_go(j, 1);
+    cr_expect_neq(j->rank[0].rc, 0);
+    cr_expect(strstr(j->rank[0].err.msg, "model.vocab_size: the run has 256") && strstr(j->rank[0].err.msg, "have 61"), "%s",
+              j->rank[0].err.msg);
+    cr_expect_eq(atomic_load(&j->rank[0].steps), 0);
 }
