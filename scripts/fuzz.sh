@@ -3,7 +3,8 @@
 # Builds the libFuzzer targets with clang and the sanitizers in a folder and runs each.
 #   sh scripts/fuzz.sh [BUILD-FOLDER] [RUNS]      default build-fuzz, 1000000 runs (ZT_FUZZ_RUNS); the parser of run
 #                                                 files, fifty times slower than a frame, gets a twentieth, the
-#                                                 traces of a step and .jsonl files a fifth, DeepSpeed files a fiftieth
+#                                                 traces of a step and .jsonl files a fifth, manifests of checkpoints a tenth,
+#                                                 DeepSpeed files a two-hundredth
 # Ends with "N targets, 0 findings" and 0, or names the target and the file that shows the fault.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -31,6 +32,7 @@ for t in $targets; do
     [ "$name" = spec ] && runs=$((all_runs / 20))
     [ "$name" = deepspeed ] && runs=$((all_runs / 200))
     [ "$name" = jsonl ] && runs=$((all_runs / 5))
+    [ "$name" = checkpoint ] && runs=$((all_runs / 10)) # each is read, written and read again
     [ "$name" = trace ] && runs=$((all_runs / 5)) # one message, where the frame has all
     [ "$name" = frame ] && max=2048 # over the limit of 4096 before the hello lies in the unit tests
     [ -d "$here/tests/fuzz/corpus/$name" ] && seeds=$here/tests/fuzz/corpus/$name
