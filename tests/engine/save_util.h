@@ -30,6 +30,7 @@ struct save_board {
     /* a disk that does not do what it is asked, on one rank, until a save has failed for it */
     int broken_rank, broken_errno; /* errno 0: it does */
     int broken_calls;              /* > 0: only so many calls fail, and no save */
+    int64_t fail_nth, calls;       /* > 0: this one file call of rank 0 fails; calls: until the first commit */
     bool break_fsync;              /* fsync, else pwrite */
 };
 
@@ -83,10 +84,13 @@ static int save_shards(void *arg, int64_t step, struct zt_shard_done *all, int w
     return 0;
 }
 
+static struct zt_sys_nth save_nth;
+
 static int save_commit(void *arg, const struct zt_commit *c, int64_t **remove, int *n,
                        struct zt_error *err) {
     struct save_board *b = save_board_of();
     (void)arg, (void)err;
+    if (!b->n_commits) b->calls = save_nth.calls;
     b->commit[b->n_commits++] = *c;
     *remove = NULL;
     *n = 0;
@@ -148,6 +152,8 @@ static const struct zt_checkpoint_config *save_config(struct train_job *j, int r
         sys.pwrite = save_pwrite;
         sys.fsync = save_fsync;
     }
+    save_nth = (struct zt_sys_nth){&zt_sys_posix, 0, b->fail_nth, EIO};
+    if (b->fail_nth) sys = zt_sys_fail_nth(&save_nth);
     c = (struct zt_checkpoint_config){.folder = b->folder,
                                       .run_id = "r1",
                                       .run_name = "t",

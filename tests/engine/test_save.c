@@ -3,6 +3,7 @@
  * trained, written once; it changes no bit and takes no byte of the device; late saves are skipped alike
  * on every rank; whatever fails, training goes on. */
 #include "engine/plan/plan.h"
+#include "tests/engine/pairwise.h"
 #include "tests/engine/save_util.h"
 
 TestSuite(save, .init = data_setup, .fini = data_teardown, .timeout = 300);
@@ -391,6 +392,30 @@ Test(save, the_last_one_is_patient) {
     check_step(j, 2);
     cr_assert_eq(save_events(j, 1, "CHECKPOINT_RETRIED"), 1);
     cr_assert_eq(save_events(j, 0, "CHECKPOINT_RETRIED"), 0);
+}
+
+/* Whichever call of the file system fails on the way to the first commit: training goes on, what is committed
+ * is whole, and the next save is good. */
+static int64_t fails_at(int64_t nth) {
+    struct train_job *j = train_start(1, yaml_of(1, 2, "checkpoint: {interval: 1}\n"));
+    struct save_board *b = save_board(j);
+    b->fail_nth = nth;
+    train_go(j, 0);
+    all_ok(j);
+    cr_assert_eq(b->commit[b->n_commits - 1].step, 2, "call %lld: %s", (long long)nth, b->failed);
+    cr_assert_leq(b->n_failed, 1);
+    for (int i = 0; i < b->n_commits; i++) check_step(j, b->commit[i].step);
+    cr_assert(!save_exists(b->folder, "step-00000001.tmp-g1"), "call %lld", (long long)nth);
+    int64_t calls = b->calls;
+    munmap(b, sizeof *b);
+    munmap(j, sizeof *j);
+    return calls;
+}
+
+Test(save, any_call_that_fails, .timeout = 500) {
+    int64_t calls = fails_at(INT64_C(1) << 40);
+    cr_assert_geq(calls, 20);
+    for (int64_t n = 1; n <= calls; n += pw_every()) fails_at(n);
 }
 
 /* A stored parameter of fp16 that went beyond its range while the loss was finite. */
