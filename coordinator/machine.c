@@ -263,6 +263,7 @@ void mc_event(struct zt_machine *m, struct mc_note note, const char *fmt, ...) {
         mc_copy(e->run_id, sizeof e->run_id, note.run->row.run_id);
         e->generation = note.run->row.generation;
     }
+    if (note.run_id) mc_copy(e->run_id, sizeof e->run_id, note.run_id);
     if (note.worker) mc_copy(e->worker_id, sizeof e->worker_id, note.worker->row.worker_id);
     e->rank = note.rank;
     e->reason = note.reason;

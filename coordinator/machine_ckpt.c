@@ -409,8 +409,8 @@ static void on_commit(struct zt_machine *m, const struct zt_event *ev, struct mc
     }
     reply_commit(m, ev, r);
 }
-void mc_ckpt_say_removed(struct zt_machine *m, const struct mc_run *r, int64_t step, const char *actor) {
-    mc_event(m, (struct mc_note){.level = 1, .kind = "CHECKPOINT_REMOVED", .run = r, .rank = -1, .actor = actor},
+void mc_ckpt_say_removed(struct zt_machine *m, const char *run_id, int64_t step, const char *actor) {
+    mc_event(m, (struct mc_note){.level = 1, .kind = "CHECKPOINT_REMOVED", .run_id = run_id, .rank = -1, .actor = actor},
              "the files of step %" PRId64 " are removed", step);
 }
 static void on_removed(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {
@@ -421,7 +421,7 @@ static void on_removed(struct zt_machine *m, const struct zt_event *ev, struct m
         return;
     }
     if (c) {
-        mc_ckpt_say_removed(m, r, c->row.step, "worker");
+        mc_ckpt_say_removed(m, r->row.run_id, c->row.step, "worker");
         mc_ckpt_drop(m, r, c);
     }
     mc_reply(m, ev, 0, true);

@@ -85,7 +85,7 @@ static void set_live(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c, 
         c->row.state = ZT_CKPT_DELETING;
         break;
     case ZT_SET_DELETED:
-        mc_ckpt_say_removed(m, r, c->row.step, "user");
+        mc_ckpt_say_removed(m, r->row.run_id, c->row.step, "user");
         mc_ckpt_drop(m, r, c);
         return;
     }
@@ -132,12 +132,14 @@ void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev) {
     }
     mc_store_key(m, ev->u.ckpt_set.key, "ckpt", run_id, "");
     if (what == ZT_SET_CORRUPT && s == ZT_CKPT_COMMITTED)
-        mc_event(m, (struct mc_note){.level = 3, .kind = "CHECKPOINT_CORRUPT", .run = r, .rank = -1, .actor = "user"},
+        mc_event(m, (struct mc_note){.level = 3, .kind = "CHECKPOINT_CORRUPT", .run_id = run_id, .rank = -1, .actor = "user"},
                  "run %s: step %" PRId64 " is damaged: %.400s", run_id, step, ev->u.ckpt_set.message);
     if (c && !live && what == ZT_SET_VERIFIED) c->row.state = ZT_CKPT_COMMITTED; /* repaired, and its run has ended */
-    if (r && c)
+    if (r && c) {
         set_live(m, r, c, what, ev->u.ckpt_set.message);
-    else
+    } else {
+        if (what == ZT_SET_DELETED) mc_ckpt_say_removed(m, run_id, step, "user");
         mc_ckpt_set_stored(m, run_id, step, what, ev->u.ckpt_set.message);
+    }
     mc_reply(m, ev, 0, true);
 }

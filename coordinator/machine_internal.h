@@ -138,7 +138,7 @@ struct zt_fx_reply *mc_reply(struct zt_machine *m, const struct zt_event *ev, in
 void mc_refuse(struct zt_machine *m, const struct zt_event *ev, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 struct mc_note { int level; const char *kind; const struct mc_run *run; const struct mc_worker *worker; int rank;
-                 enum zt_reason reason; const char *from, *to, *actor; };
+                 enum zt_reason reason; const char *from, *to, *actor, *run_id; /* of a run that is not here */ };
 void mc_event(struct zt_machine *m, struct mc_note note, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 bool mc_incarnation_equal(const struct zt_incarnation *a, const struct zt_incarnation *b);
 bool mc_elapsed(const struct zt_machine *m, int64_t since, int64_t ms);
@@ -215,7 +215,7 @@ struct mc_ckpt *mc_ckpt_find(const struct mc_run *r, int64_t step); /* NULL = no
 void mc_ckpt_put(struct zt_machine *m, struct mc_run *r, const struct mc_ckpt *c);
 void mc_ckpt_drop(struct zt_machine *m, struct mc_run *r, struct mc_ckpt *c);
 bool mc_ckpt_in_use(const struct zt_machine *m, const char *run_id, int64_t step); /* something may have to go on from it */
-void mc_ckpt_say_removed(struct zt_machine *m, const struct mc_run *r, int64_t step, const char *actor);
+void mc_ckpt_say_removed(struct zt_machine *m, const char *run_id, int64_t step, const char *actor);
 
 /* machine_ckpt_set.c */
 void mc_on_ckpt_set(struct zt_machine *m, const struct zt_event *ev);
