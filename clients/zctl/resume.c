@@ -24,6 +24,12 @@ static int check_resume(const struct zt_options *o, const struct zt_run_file *f,
     struct zt_spec *saved = calloc(2, sizeof *saved), *now = saved + 1;
     const int had = (int)(d->replicate * d->shard * d->tensor);
     struct zt_error why;
+    struct zt_load load;
+    if (f->spec.checkpoint.enabled && zt_load_parse(f->spec.checkpoint.load, &load, &why) == 0 &&
+        load.kind == ZT_LOAD_WEIGHTS_ONLY) { /* it begins anew, as another run may */
+        free(saved);
+        return 0;
+    }
     if (!saved)
         return zt_fail(err, ZT_ENOMEM, "no memory for two run files");
     int rc = zt_spec_parse(d->normalised, strlen(d->normalised), "the stored run file", NULL, 0, saved, err);
