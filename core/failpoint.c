@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/failpoint.c: ZT_FAIL="name:action,..." in builds with -Dfailpoints=true; empty otherwise.
+/* core/failpoint.c: ZT_FAIL="name:action,..." in builds with -Dfailpoints=true; empty otherwise. With
+ * ZT_FAIL_ONCE=FILE only the first process that comes to an action carries it out, once: it makes the file.
  * The variable is parsed once per process. A malformed one ends the process: a test that believes
  * it planted a failure must not pass because of a typing slip. Any thread. */
 #include "core/sys.h"
 
 #ifdef ZT_FAILPOINTS
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -85,7 +87,18 @@ static void parse_all(void) {
     free(copy);
 }
 
+/* A process that was killed comes again with the same variables. */
+static int was_done(void) {
+    const char *file = getenv("ZT_FAIL_ONCE");
+    if (!file || !*file) return 0;
+    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return 1;
+    close(fd);
+    return 0;
+}
+
 static int act(const struct point *p) {
+    if (was_done()) return 0;
     switch (p->action) {
     case ACT_KILL:
         kill(getpid(), SIGKILL);

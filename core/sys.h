@@ -62,7 +62,8 @@ int zt_sys_write_atomic(const struct zt_sys *sys, const char *path, const void *
 
 /* Failpoints: ZT_FAIL="name:action[,name:action]" in builds with -Dfailpoints=true; action is
  * kill | stop | exit=N | sleep=MS | error (zt_failpoint returns 1) | nth=K:ACTION (only the K-th
- * hit). Costs nothing otherwise. */
+ * hit). With ZT_FAIL_ONCE=FILE the first process that comes to an action makes the file, and no other
+ * acts: of processes that are started again with the same variables. Costs nothing otherwise. */
 #ifdef ZT_FAILPOINTS
 int zt_failpoint(const char *name);
 #define ZT_FAILPOINT(name) zt_failpoint(name)

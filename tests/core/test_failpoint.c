@@ -57,6 +57,22 @@ Test(failpoint, actions) {
     cr_assert(WIFSTOPPED(st) && WSTOPSIG(st) == SIGSTOP);
 }
 
+Test(failpoint, once_among_processes) {
+    char dir[] = "/tmp/zt-failpoint-XXXXXX", file[64];
+    cr_assert(mkdtemp(dir));
+    snprintf(file, sizeof file, "%s/done", dir);
+    setenv("ZT_FAIL_ONCE", file, 1);
+    expect_exit("a:nth=3:error", 1);
+    cr_expect_eq(access(file, F_OK), 0);
+    expect_exit("a:nth=3:error", 0);
+    expect_exit("a:exit=7", 0);
+    unlink(file);
+    expect_exit("a:exit=7", 7);
+    unsetenv("ZT_FAIL_ONCE");
+    unlink(file);
+    rmdir(dir);
+}
+
 Test(failpoint, malformed_ends_the_process) {
     static const char *const bad[] = {
         "a",        "a:",           ":kill",   "a:explode",  "a:exit=",

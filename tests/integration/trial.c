@@ -92,6 +92,9 @@ static bool idle(void *arg) {
 
 void trial_wait_idle(struct trial *t) { wait_for(idle, t, 60, "idle workers"); }
 
+static bool shm_is_back(void *arg) { return trial_count_shm() <= *(int *)arg; }
+void trial_wait_shm(int before) { wait_for(shm_is_back, &before, 30, "shared memory to be as before"); }
+
 int trial_count_shm(void) {
     DIR *d = opendir("/dev/shm");
     int n = 0;

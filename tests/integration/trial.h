@@ -35,5 +35,7 @@ int64_t trial_check(struct trial *t, const char *name, double timeout_s);
 void trial_wait_idle(struct trial *t);
 /* Named shared memory, but for what the test library (bxf...) keeps of its own. */
 int trial_count_shm(void);
+/* Until there is no more of it than before. */
+void trial_wait_shm(int before);
 
 #endif
