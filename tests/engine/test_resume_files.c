@@ -229,6 +229,33 @@ Test(resume_files, every_mesh_from_every_other) {
     }
 }
 
+/* Tensors larger than the buffer they are read through (4 MiB, 1,048,576 of fp32): whole ones, and columns of a
+ * row, which are cut in the middle of one. */
+Test(resume_files, tensors_larger_than_the_buffer) {
+    static const char *const parallelism[] = {"mode: ddp", "mode: ddp, tensor_parallel_degree: 2"};
+    for (int from = 0; from < 2; from++) {
+        const char *yaml[2];
+        for (int k = 0; k < 2; k++)
+            yaml[k] = train_yaml("model: {family: gpt2, layers: 1, heads: 8, dim: 512, ffn_dim: 4608, vocab_size: 2304, "
+                                 "seq_len_max: 8}\ndataset: {path: %s}\n"
+                                 "training: {steps: 2, seq_len: 8, local_batch_size: 1, global_batch_size: 1}\n"
+                                 "metrics: {parameter_hash_every: 1}\ncheckpoint: {interval: 1}\nparallelism: {%s}\n",
+                                 data_text("train.txt", 100 * 16 + 1, 7), parallelism[k]);
+        struct train_job *whole = train_start(1 + from, yaml[from]);
+        save_board(whole);
+        whole->capacity = (int64_t)512 << 20;
+        ended(whole);
+        for (int to = 0; to < 2; to++) {
+            struct train_job *j = continuation(whole, 1, 1 + to, yaml[to]);
+            j->capacity = whole->capacity;
+            ended(j);
+            if (from == to) same_rest(whole, j, 2, 2, parallelism[to]);
+            let_go(j);
+        }
+        let_go(whole);
+    }
+}
+
 /* ---- what must be found ---- */
 
 /* Saves after steps 3 and 6. A run's first save finds none in flight and its last one waits, so that no
