@@ -229,6 +229,40 @@ Test(resume_files, every_mesh_from_every_other) {
     }
 }
 
+/* What a run was told in many words is stored in others (defaults filled, degrees of the mesh, workers as they
+ * were): read again it is the same run, also of an elastic one and with another number of ranks. */
+Test(resume_files, a_specification_of_many_keys) {
+    char lines[6000], *p = lines;
+    for (int i = 0; i < 60; i++)
+        p += sprintf(p, "{\"prompt\": \"%02d\", \"completion\": \"%.*s\"}\n", i, 3 + i % 9, "abcdefghijkl");
+    const char *yaml = train_yaml(
+        "labels: {team: a}\npriority: 7\nworkers: {min: 2, max: 4}\n"
+        "model: {family: llama, layers: 2, heads: 4, kv_heads: 2, dim: 32, ffn_dim: 48, vocab_size: 256, "
+        "seq_len_max: 32, qkv_bias: true, tied_head: false, dropout: 0.1, "
+        "rope_scaling: {type: llama3, factor: 4, original_max: 16}}\n"
+        "dataset: {path: %s, document_masks: true, seed: 5}\nvalidation: {fraction: 0.25, every_steps: 3}\n"
+        "training: {epochs: 3, seq_len: 16, local_batch_size: 1, global_batch_size: 8, seed: 9, "
+        "lora: {rank: 2, alpha: 3, targets: [\"*.q_proj\", \"*.up_proj\"]}}\n"
+        "loss: {average: square, chunk_tokens: 8}\noptimizer: {lr: 2e-3, beta2: 0.97, decay_1d: true}\n"
+        "lr_scheduler: {warmup_steps: 3, decay_type: sqrt, decay_ratio: 0.5, min_lr_factor: 0.2}\n"
+        "precision: {recipe: frozen16, reduce_dtype: fp32}\nparallelism: {mode: zero3, wrap: part, prefetch: 2}\n"
+        "activation_checkpoint: {mode: full}\ncheckpoint: {interval: 5, keep_latest_k: 0}\n"
+        "metrics: {parameter_hash_every: 1}\n",
+        data_write("set.jsonl", lines, (size_t)(p - lines)));
+    struct train_job *whole = saved_run(2, yaml);
+    const int last = (int)whole->rank[0].result.steps;
+    cr_assert_geq(last, 8);
+    struct train_job *j = ended(continuation(whole, 5, 2, yaml));
+    same_rest(whole, j, 6, last, "many keys");
+    let_go(j);
+    j = ended(continuation(whole, 5, 4, yaml));
+    for (int s = 6; s <= last && s <= j->rank[0].result.steps; s++)
+        cr_assert_eq(j->rank[0].report[s].step, s);
+    cr_assert_float_eq(j->rank[0].report[6].loss, whole->rank[0].report[6].loss, 1e-2);
+    let_go(j);
+    let_go(whole);
+}
+
 /* Tensors larger than the buffer they are read through (4 MiB, 1,048,576 of fp32): whole ones, and columns of a
  * row, which are cut in the middle of one. */
 Test(resume_files, tensors_larger_than_the_buffer) {
