@@ -287,7 +287,7 @@ static int reserve(const struct zt_machine *m, const struct zt_event *ev, struct
                   (size_t)m->n_waiters;
     if (ev->kind == ZT_EV_START) {
         const struct zt_recovery *r = ev->u.start.recovery;
-        need += r ? (12 + 3 * MC_SAVES_MAX) * (r->n_runs + r->n_ranks + r->n_workers) : 0;
+        need += r ? (12 + 3 * MC_SAVES_MAX) * r->n_runs + 12 * (r->n_ranks + r->n_workers) : 0;
     }
     fx->n = 0;
     if (need <= fx->cap) return 0;

@@ -61,7 +61,7 @@
 #define ZT_HASH_MAX 32
 #define ZT_COMM_ID_BYTES 128
 #define ZT_COMM_GROUP_MAX 31
-#define ZT_CKPT_MESSAGE_MAX 255
+#define ZT_CKPT_MESSAGE_MAX 511
 #define ZT_CKPT_REMOVE_MAX 32      /* steps that one commit lets go */
 
 /* In replies, beside 0 and enum zt_code: negative of proto's Code. */

@@ -430,7 +430,7 @@ static void on_failed(struct zt_machine *m, const struct zt_event *ev, struct mc
     int64_t step = ev->u.ckpt_failed.step;
     struct mc_ckpt *c = mc_ckpt_find(r, step);
     char why[ZT_CKPT_MESSAGE_MAX + 1];
-    snprintf(why, sizeof why, "rank %d%s: %.200s", ev->at.rank, ev->u.ckpt_failed.disk_full ? ", disk full" : "",
+    snprintf(why, sizeof why, "rank %d%s: %.460s", ev->at.rank, ev->u.ckpt_failed.disk_full ? ", disk full" : "",
              ev->u.ckpt_failed.message);
     bool ours = c && c->row.generation == r->row.generation;
     if (!ours && !(c = open_save(m, ev, r, step))) return;
@@ -490,7 +490,7 @@ void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message
     else
         snprintf(after, sizeof after, "the next generation goes on after step %" PRId64, next.step);
     mc_event(m, (struct mc_note){.level = 3, .kind = "CHECKPOINT_CORRUPT", .run = r, .rank = r->row.cause_rank},
-             "step %" PRId64 " is damaged (%.300s); %.400s", was.step, message, after);
+             "step %" PRId64 " is damaged (%.360s); %.380s", was.step, message, after);
 }
 
 void mc_on_ckpt(struct zt_machine *m, const struct zt_event *ev, struct mc_run *r) {

@@ -12,7 +12,7 @@
     " c.write_seconds, v.folder, c.world, c.parameter_hash, c.state_hash, c.message, c.committed_ms,"                  \
     " CASE WHEN c.state = 1 THEN (SELECT count(*) FROM checkpoint_shards p WHERE p.run_id = c.run_id AND p.step = c.step) END"
 #define FROM " FROM checkpoints c LEFT JOIN run_saves v ON v.run_id = c.run_id WHERE c.run_id = ?1"
-#define BYTES_EACH ((size_t)256 + 2 * 32 + 255) /* beside the folder */
+#define BYTES_EACH ((size_t)256 + 2 * 32 + 511) /* beside the folder */
 
 static Zt__Checkpoint *read_checkpoint(struct query *q)
 {

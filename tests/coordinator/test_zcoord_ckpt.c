@@ -187,3 +187,48 @@ Test(zcoord_ckpt, what_people_set_is_carried_out_once) {
     sqlite3_close(db);
     remove_tree(d.dir);
 }
+
+/* A client may not say that something is saved, and SetCheckpoint is checked for its shape. */
+Test(zcoord_ckpt, only_workers_save) {
+    struct daemon d;
+    struct answer a;
+    uint8_t zero[32] = { 0 };
+    fresh(&d);
+    make_base(&d);
+    start(&d);
+    struct zt_call *c = dial(&d);
+    Zt__ShardDone done = ZT__SHARD_DONE__INIT;
+    Zt__GetShards get = ZT__GET_SHARDS__INIT;
+    Zt__CkptCommit commit = ZT__CKPT_COMMIT__INIT;
+    Zt__CkptRemoved removed = ZT__CKPT_REMOVED__INIT;
+    Zt__CkptFailed failed = ZT__CKPT_FAILED__INIT;
+    Zt__RankLoaded loaded = ZT__RANK_LOADED__INIT;
+    done.run_id = get.run_id = commit.run_id = removed.run_id = failed.run_id = loaded.run_id = (char *)(uintptr_t)RUN1;
+    done.index_sha256 = commit.manifest_sha256 = (ProtobufCBinaryData){ 32, zero };
+    done.parameter_hash = done.state_hash = (ProtobufCBinaryData){ 16, zero };
+    failed.message = (char *)"x";
+    const struct { Zt__Envelope__BodyCase which; void *body; } row[] = {
+        { ZT__ENVELOPE__BODY_SHARD_DONE, &done },     { ZT__ENVELOPE__BODY_GET_SHARDS, &get },
+        { ZT__ENVELOPE__BODY_CKPT_COMMIT, &commit },  { ZT__ENVELOPE__BODY_CKPT_REMOVED, &removed },
+        { ZT__ENVELOPE__BODY_CKPT_FAILED, &failed },  { ZT__ENVELOPE__BODY_RANK_LOADED, &loaded },
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+        cr_expect_eq(call(c, row[i].which, row[i].body, &a), ZT_EAUTH, "row %zu: %s", i, a.err.msg);
+    cr_expect_eq(set(c, 1, "base", 0, ZT__SET_CHECKPOINT__WHAT__PIN, &a), ZT_EINVAL);
+    cr_expect_neq(set(c, 1, "base", 20, (Zt__SetCheckpoint__What)9, &a), 0, "a change of a later version");
+    cr_expect_eq(set(c, 1, "bsae", 20, ZT__SET_CHECKPOINT__WHAT__PIN, &a), ZT_ENOTFOUND);
+    Zt__SetCheckpoint short_key = ZT__SET_CHECKPOINT__INIT;
+    short_key.run = (char *)"base";
+    short_key.step = 20;
+    short_key.what = ZT__SET_CHECKPOINT__WHAT__PIN;
+    short_key.request_key = (ProtobufCBinaryData){ 15, zero };
+    cr_expect_eq(call(c, ZT__ENVELOPE__BODY_SET_CHECKPOINT, &short_key, &a), ZT_EINVAL);
+    zt_call_close(c);
+    cr_expect_eq(stop(&d, SIGTERM), 0, "%s", d.out);
+    struct bench b;
+    snprintf(b.dir, sizeof b.dir, "%s", d.dir);
+    sqlite3 *db = open_reader(&b);
+    cr_expect_eq(number_of(db, "SELECT count(*) FROM checkpoints WHERE state = 2 AND pinned = 0"), 2, "nothing has changed");
+    sqlite3_close(db);
+    remove_tree(d.dir);
+}
