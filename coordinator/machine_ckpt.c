@@ -459,13 +459,21 @@ static void on_loaded(struct zt_machine *m, const struct zt_event *ev, struct mc
     }
     char took[32];
     bool last = !k->loaded;
+    double files = 0, memory = 0; /* for people: no overflow, whatever a worker says */
     k->loaded = true;
-    for (int i = 0; i < r->world; i++) last &= r->ranks[i].loaded;
+    k->loaded_bytes = ev->u.loaded.bytes;
+    k->loaded_memory = ev->u.loaded.memory_bytes;
+    for (int i = 0; i < r->world; i++) {
+        last &= r->ranks[i].loaded;
+        files += (double)r->ranks[i].loaded_bytes;
+        memory += (double)r->ranks[i].loaded_memory;
+    }
     if (last && s.from != ZT_START_FRESH && !s.weights_only)
         mc_event(m, (struct mc_note){.level = 1, .kind = "RESUMED", .run = r, .rank = -1},
-                 "generation %u goes on after step %" PRId64 "%s%s; loading took %s", r->row.generation, s.step,
+                 "generation %u goes on after step %" PRId64 "%s%s; loading took %s, %.0f bytes from files, %.0f from copies in memory",
+                 r->row.generation, s.step,
                  s.from == ZT_START_SOURCE ? " of run " : "", s.from == ZT_START_SOURCE ? r->row.config.source.run_id : "",
-                 zt_format_seconds(r->attempt.load_seconds, took, sizeof took));
+                 zt_format_seconds(r->attempt.load_seconds, took, sizeof took), files, memory);
     mc_reply(m, ev, 0, true);
 }
 void mc_ckpt_condemn(struct zt_machine *m, struct mc_run *r, const char *message) {

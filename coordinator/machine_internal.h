@@ -39,6 +39,7 @@ struct mc_rank {
     bool failed;                 /* has a failure row */
     bool drained;                /* ended as asked, with the others to follow */
     bool loaded;                 /* goes on from the generation's checkpoint */
+    int64_t loaded_bytes, loaded_memory; /* read for that, from files; from copies in memory */
     enum zt_activity activity;
     int64_t step;                /* last finished step heard of */
     int64_t progress_at;         /* of its last progress, or when we began to watch it */

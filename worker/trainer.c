@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/sys.h"
 #include "core/units.h"
 #include "engine/train.h"
 #include "kernels/ops.h"
@@ -249,6 +250,9 @@ static int hook_step(void *arg, const struct zt_step_report *r, struct zt_error 
     env.body_case = ZT__ENVELOPE__BODY_REPORT_STEPS;
     env.report_steps = &steps;
     log_step(t, r);
+    if (ZT_FAILPOINT("worker.step")) {
+        return zt_fail(err, ZT_EINTERNAL, "planted fault worker.step");
+    }
     return zw_link_post(t->link, &env, err);
 }
 

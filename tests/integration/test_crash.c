@@ -119,13 +119,15 @@ static void end(struct trial *t) {
 
 struct point { const char *name; int nth; bool first_rank_only; };
 
-/* In the second save, so that there is one to fall back on; removals are of the third. */
+/* In the second save, so that there is one to fall back on, and in the first, where there is none; removals are of
+ * the third. */
 static const struct point saving[] = {
     {"ckpt.copy", 2, false},         {"ckpt.tmp_folder", 2, false},   {"ckpt.write", 7, false},
     {"ckpt.before_fsync", 5, false}, {"ckpt.after_fsync", 5, false},  {"ckpt.readback", 5, false},
     {"ckpt.shard_done", 2, false},   {"ckpt.before_manifest", 2, true}, {"ckpt.after_manifest", 2, true},
     {"ckpt.before_rename", 2, true}, {"ckpt.after_rename", 2, true},  {"ckpt.before_commit", 2, true},
     {"ckpt.after_commit", 2, true},  {"ckpt.before_remove", 1, true}, {"ckpt.trashed", 1, true},
+    {"ckpt.write", 1, false},        {"ckpt.before_rename", 1, true}, {"ckpt.after_rename", 1, true},
 };
 
 #ifdef ZT_FAILPOINTS
