@@ -28,10 +28,10 @@ int zt_find_weights(const struct zt_options *o, const char *text, struct zt_weig
     return rc ? rc : zt_weights_open(NULL, f.folder, f.known ? &f.manifest : NULL, w, err);
 }
 
-/* What a run with this storage is exported in unless told otherwise. */
+/* Unless told otherwise, as what is written is stored: of adapters beside a bf16 model, theirs. */
 static int format_of(const struct zt_options *o, const struct zt_weights *w, enum zt_dtype *t, struct zt_error *err) {
     if (!o->dtype)
-        *t = zt_weights_type(w) == ZT_BF16 ? ZT_BF16 : ZT_F32;
+        *t = zt_weights_type(w, zt_weights_adapted(w) && !o->merge_lora) == ZT_BF16 ? ZT_BF16 : ZT_F32;
     else if (strcmp(o->dtype, "bf16") == 0)
         *t = ZT_BF16;
     else if (strcmp(o->dtype, "fp32") == 0)

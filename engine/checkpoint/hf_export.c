@@ -376,8 +376,7 @@ static void remove_made(struct writing *w) {
 
 static int prepare(struct writing *w, struct zt_error *err) {
     const struct zt_hf_export *x = w->x;
-    bool any = false;
-    for (int i = 0; i < w->t->n_tensors; i++) any |= w->t->tensors[i].piece >= ZT_LORA_A;
+    const bool any = zt_weights_adapted(x->from);
     if (x->merge && !any)
         return zt_fail(err, ZT_EINVAL, "%s: has no adapters to merge", x->from->folder);
     w->adapters = any && !x->merge;

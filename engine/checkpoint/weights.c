@@ -61,7 +61,8 @@ static int open_hf(const struct zt_sys *sys, const char *folder, struct zt_weigh
 /* The run's own table, held against what is stored. */
 static int check_stored(const struct zt_weights *w, struct zt_error *err) {
     for (int i = 0; i < w->table.n_tensors; i++)
-        if (!w->source.has(w->source.arg, w->table.tensors[i].name, ZT_SAVED_PARAMETER))
+        if (i >= w->manifest->n_tensors || strcmp(w->manifest->tensors[i].name, w->table.tensors[i].name) != 0 ||
+            !w->source.has(w->source.arg, w->table.tensors[i].name, ZT_SAVED_PARAMETER))
             return zt_fail(err, ZT_ECORRUPT, "%s: tensor \"%s\" of its own specification is missing", w->folder,
                            w->table.tensors[i].name);
     return 0;
@@ -126,16 +127,20 @@ enum zt_saved zt_weights_kind(const struct zt_weights *w, const char *name) {
     return w->source.has(w->source.arg, name, ZT_SAVED_MASTER) ? ZT_SAVED_MASTER : ZT_SAVED_PARAMETER;
 }
 
-enum zt_dtype zt_weights_type(const struct zt_weights *w) {
+bool zt_weights_adapted(const struct zt_weights *w) {
+    for (int i = 0; i < w->table.n_tensors; i++)
+        if (w->table.tensors[i].piece >= ZT_LORA_A) return true;
+    return false;
+}
+
+enum zt_dtype zt_weights_type(const struct zt_weights *w, bool adapters) {
     int64_t n[ZT_DTYPE_COUNT] = {0};
     enum zt_dtype most = ZT_F32;
-    if (w->hugging_face)
-        for (int i = 0; i < w->table.n_tensors; i++) n[zt_hf_type(w->source.arg, i)] += w->table.tensors[i].numel;
-    else
-        for (int i = 0; i < w->manifest->n_tensors; i++) {
-            const struct zt_saved_tensor *t = &w->manifest->tensors[i];
-            n[t->type[ZT_SAVED_PARAMETER]] += t->shape[0] * (t->ndim > 1 ? t->shape[1] : 1);
-        }
+    for (int i = 0; i < w->table.n_tensors; i++) {
+        const struct zt_tensor_def *d = &w->table.tensors[i];
+        if ((d->piece >= ZT_LORA_A) != adapters) continue;
+        n[w->hugging_face ? zt_hf_type(w->source.arg, i) : w->manifest->tensors[i].type[ZT_SAVED_PARAMETER]] += d->numel;
+    }
     for (int i = 0; i <= ZT_F16; i++)
         if (n[i] > n[most]) most = (enum zt_dtype)i;
     return most;

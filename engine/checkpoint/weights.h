@@ -33,8 +33,9 @@ void zt_weights_close(struct zt_weights *w); /* of a zeroed or closed struct too
  * ZT_EINVAL names the key and both values. */
 int zt_weights_fit(const struct zt_weights *w, const struct zt_model_table *t, struct zt_error *err);
 
-/* The format in which most numbers of w's parameters are stored. */
-enum zt_dtype zt_weights_type(const struct zt_weights *w);
+/* The format in which most numbers of w's adapters, or of all else, are stored. */
+enum zt_dtype zt_weights_type(const struct zt_weights *w, bool adapters);
+bool zt_weights_adapted(const struct zt_weights *w); /* has adapters */
 /* The kind that counts of a tensor: the master copy where there is one. */
 enum zt_saved zt_weights_kind(const struct zt_weights *w, const char *name);
 

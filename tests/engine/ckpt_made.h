@@ -15,7 +15,7 @@ struct made {
     enum made_cut cut;
     int world;
     bool master;                  /* bf16 parameters beside an fp32 master */
-    bool bf16;                    /* bf16 parameters alone */
+    bool bf16;                    /* bf16 parameters alone; adapters are fp32 */
 };
 
 static inline float made_value(uint32_t number, int64_t index) {
@@ -95,7 +95,7 @@ static inline void made_write(const struct made *m, const char *folder) {
         memcpy(t->shape, d->whole, sizeof t->shape);
         t->number = d->number;
         t->has[ZT_SAVED_PARAMETER] = true;
-        t->type[ZT_SAVED_PARAMETER] = m->master || m->bf16 ? ZT_BF16 : ZT_F32;
+        t->type[ZT_SAVED_PARAMETER] = (m->master || m->bf16) && d->piece < ZT_LORA_A ? ZT_BF16 : ZT_F32;
         t->has[ZT_SAVED_MASTER] = m->master;
     }
     struct zt_manifest man = {.generation = 1, .world = m->world, .replicate = m->world, .shard = 1, .tensor = 1,

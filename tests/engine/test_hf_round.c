@@ -62,7 +62,8 @@ static void check_stored(const char *golden, const char *imported) {
     cr_assert_eq(a.table.n_tensors, b.table.n_tensors);
     must(zt_weights_fit(&b, &a.table, &e), &e);
     must(zt_weights_fit(&a, &b.table, &e), &e);
-    cr_expect_eq(zt_weights_type(&a), zt_weights_type(&b));
+    cr_expect_eq(zt_weights_type(&a, false), zt_weights_type(&b, false));
+    cr_expect(!zt_weights_adapted(&a) && !zt_weights_adapted(&b));
     for (int i = 0; i < a.table.n_tensors; i++) {
         const struct zt_tensor_def *d = &a.table.tensors[i];
         const enum zt_dtype t = b.manifest->tensors[i].type[ZT_SAVED_PARAMETER];
@@ -367,6 +368,31 @@ Test(hf_round, adapters_alone_are_pefts, .init = begin, .fini = finish) {
     must(zt_weights_open(NULL, in("plain"), NULL, &w, &e), &e);
     struct zt_hf_export x = {.from = &w, .folder = in("no"), .type = ZT_F32, .merge = true};
     cr_expect_eq(zt_hf_export(&x, &none, &e), ZT_EINVAL, "%s", e.msg);
+    zt_weights_close(&w);
+}
+
+/* A frozen bf16 model with fp32 adapters: each by its own format. */
+Test(hf_round, adapters_beside_a_model_of_16_bits, .init = begin, .fini = finish) {
+    char yaml[1024], rest[512];
+    struct zt_error e = {0};
+    struct zt_weights w;
+    snprintf(rest, sizeof rest, LORA, "\"*.q_proj\"");
+    snprintf(yaml, sizeof yaml, "%sprecision: {recipe: frozen16, reduce_dtype: fp32}\n%s", LLAMA, rest);
+    const struct made m = {yaml, MADE_FLAT, 2, false, true};
+    mkdir(in("l"), 0777);
+    made_write(&m, in("l"));
+    must(zt_weights_open(NULL, in("l"), NULL, &w, &e), &e);
+    cr_expect(zt_weights_adapted(&w));
+    cr_expect_eq(zt_weights_type(&w, true), ZT_F32);
+    cr_expect_eq(zt_weights_type(&w, false), ZT_BF16);
+    struct zt_hf_exported out = export(in("l"), in("adapter"), ZT_F32, false, 0);
+    cr_expect(out.adapters && out.tensors == 4);
+    struct raw_file raw;
+    raw_open(path_in(in("adapter"), "adapter_model.safetensors"), &raw);
+    const struct zt_tensor_def *a = &w.table.tensors[zt_model_find(&w.table, 1, ZT_ROLE_Q, ZT_LORA_A)];
+    for (int64_t i = 0; i < a->numel; i++)
+        cr_assert_eq(raw_at(&raw, "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight", i), made_value(a->number, i));
+    raw_close(&raw);
     zt_weights_close(&w);
 }
 
