@@ -14,7 +14,7 @@
 #include "core/units.h"
 
 #define LEAST_STEPS 3 /* the first, one in which nothing is new, one more */
-#define MAX_WINDOWS 4
+#define MAX_WINDOWS 5
 
 struct probe {
     const struct zt_options *o;
@@ -65,6 +65,8 @@ static int load(struct probe *p, struct zt_run_file *f, struct zt_error *err) {
     p->window[p->n_windows++] = "steady";
     if (p->spec->validation.enabled)
         p->window[p->n_windows++] = "eval";
+    if (p->spec->checkpoint.enabled)
+        p->window[p->n_windows++] = "save"; /* the last step is saved */
     return 0;
 }
 
@@ -249,6 +251,9 @@ static int say(FILE *out, const struct probe *p, const Zt__RunDetail *d, const j
         return rc;
     fputc('\n', out);
     say_verdict(out, p, j);
+    if (d->checkpoint)
+        fprintf(out, "saved         %s/%s has the checkpoint of the last step; rm -r it when you have seen it\n", p->spec->checkpoint.folder,
+                d->summary->run_id);
     if (json_is_object(json_object_get(j, "oom"))) {
         say_expected(out, j);
         rc = zt_print_oom(out, json_object_get(j, "oom"), err);

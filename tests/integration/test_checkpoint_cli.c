@@ -22,7 +22,7 @@ static struct cluster c;
 /* zctl and what it must say (on either output), with its exit code. */
 #define TYPED(wanted_code, wanted, ...)                                                                               \
     do {                                                                                                              \
-        struct output out = zctl(&c, 60, __VA_ARGS__);                                                                \
+        struct output out = zctl(&c, 180, __VA_ARGS__);                                                               \
         cr_assert(out.code == (wanted_code) && (strstr(out.out, wanted) || strstr(out.err, wanted)),                  \
                   "line %d: exit %d, wanted %d and \"%s\"\n%s%s", __LINE__, out.code, wanted_code, wanted, out.out, out.err); \
         output_free(&out);                                                                                            \
@@ -57,7 +57,7 @@ static void trained(void) {
     cluster_init(&c);
     cluster_start(&c, 2);
     TYPED(0, "run ", "submit %s", cluster_run_file(&c, "base", 20, 2, SAVES));
-    wait_run(&c, "base", "SUCCEEDED", 60);
+    wait_run(&c, "base", "SUCCEEDED", 180);
     json_t *list = zctl_json(&c, "checkpoint ls base");
     snprintf(folder, sizeof folder, "%s", json_string_value(json_object_get(list, "folder")));
     json_decref(list);
@@ -85,7 +85,7 @@ static void flip(int64_t step, const char *prefix) {
     close(fd);
 }
 
-Test(checkpoint_cli, listed_read_and_compared, .init = trained, .fini = ended, .timeout = 240) {
+Test(checkpoint_cli, listed_read_and_compared, .init = trained, .fini = ended, .timeout = 800) {
     char want[PATH_MAX + 64], real[PATH_MAX];
     json_t *list = zctl_json(&c, "checkpoint ls base"), *row = checkpoint(list, 10), *j;
     cr_expect_str_eq(listed("base"), "20 COMMITTED, 10 COMMITTED");
@@ -133,7 +133,7 @@ Test(checkpoint_cli, listed_read_and_compared, .init = trained, .fini = ended, .
     cluster_start_coord(&c);
 }
 
-Test(checkpoint_cli, pinned_removed_and_collected, .init = trained, .fini = ended, .timeout = 240) {
+Test(checkpoint_cli, pinned_removed_and_collected, .init = trained, .fini = ended, .timeout = 800) {
     char path[PATH_MAX + 64];
     struct stat st;
     TYPED(2, "say which one", "checkpoint pin base");
@@ -164,7 +164,7 @@ Test(checkpoint_cli, pinned_removed_and_collected, .init = trained, .fini = ende
 }
 
 /* A fault on disk is found, remembered, and not gone on from; what is left that is good cannot be removed. */
-Test(checkpoint_cli, a_fault_is_remembered, .init = trained, .fini = ended, .timeout = 240) {
+Test(checkpoint_cli, a_fault_is_remembered, .init = trained, .fini = ended, .timeout = 800) {
     flip(20, "optim-");
     TYPED(1, "base@20 is CORRUPT: ", "checkpoint verify base");
     cr_expect_str_eq(listed("base"), "20 CORRUPT, 10 COMMITTED");
@@ -172,7 +172,7 @@ Test(checkpoint_cli, a_fault_is_remembered, .init = trained, .fini = ended, .tim
     TYPED(2, "", "checkpoint rm base@10");
     cr_expect_str_eq(listed("base"), "20 CORRUPT, 10 COMMITTED");
     TYPED(0, "run ", "submit --resume base --name next --set training.steps=12");
-    wait_run(&c, "next", "SUCCEEDED", 60);
+    wait_run(&c, "next", "SUCCEEDED", 180);
     TYPED(0, "step 10", "status next");
     TYPED(0, "base@20 is removed", "checkpoint rm base@20");
     cr_expect_str_eq(listed("base"), "10 COMMITTED");
@@ -201,11 +201,11 @@ static void same_steps(const char *run, int64_t from, int64_t to) {
     json_decref(b);
 }
 
-Test(checkpoint_cli, goes_on_from_another_run, .init = trained, .fini = ended, .timeout = 240) {
+Test(checkpoint_cli, goes_on_from_another_run, .init = trained, .fini = ended, .timeout = 800) {
     char file[PATH_MAX];
     /* without a file: the run's own, with what is set on top */
     TYPED(0, "run ", "submit --resume base@10 --name again --set training.steps=24");
-    wait_run(&c, "again", "SUCCEEDED", 60);
+    wait_run(&c, "again", "SUCCEEDED", 180);
     same_steps("again", 11, 20);
     json_t *j = zctl_json(&c, "status again"), *steps = zctl_jsonl(&c, "metrics again");
     const char *from = json_string_value(json_object_get(j, "resumed_from"));
@@ -228,7 +228,7 @@ Test(checkpoint_cli, goes_on_from_another_run, .init = trained, .fini = ended, .
     TYPED(3, "", "submit %s --resume base@7", file);
     TYPED(2, "a folder; name the run", "submit %s --resume ./saved", file);
     TYPED(0, "run ", "submit %s --resume base --accept-batch-change --set training.global_batch_size=8 --set training.steps=22", file);
-    wait_run(&c, "other", "SUCCEEDED", 60);
+    wait_run(&c, "other", "SUCCEEDED", 180);
 }
 
 /* ---------------------------------------------------------------------------------- without a coordinator */
@@ -238,7 +238,7 @@ static void empty(void) {
     unsetenv("ZT_FAIL");
 }
 
-Test(checkpoint_cli, run_saves_and_goes_on, .init = empty, .fini = ended, .timeout = 240) {
+Test(checkpoint_cli, run_saves_and_goes_on, .init = empty, .fini = ended, .timeout = 800) {
     const char *file = cluster_run_file(&c, "local", 15, 2, SAVES);
     TYPED(0, "CHECKPOINT_COMMITTED  step 10", "run %s", file);
     TYPED(0, "goes on after step 10", "run --resume local@10 --set training.steps=17");
@@ -249,7 +249,15 @@ Test(checkpoint_cli, run_saves_and_goes_on, .init = empty, .fini = ended, .timeo
     output_free(&o);
 }
 
-Test(checkpoint_cli, drill, .init = empty, .fini = ended, .timeout = 240) {
+/* A probe of a run that saves looks at the window of its save too, and says what it leaves. */
+Test(checkpoint_cli, probe_looks_at_the_save, .init = empty, .fini = ended, .timeout = 800) {
+    const char *file = cluster_run_file(&c, "p", 100, 2, SAVES);
+    TYPED(0, "fits: 4 windows of 2 ranks in 3 whole steps; as planned, to the byte", "probe %s", file);
+    TYPED(0, "has the checkpoint of the last step; rm -r it", "probe %s", file);
+    TYPED(0, "\"window\": \"save\"", "probe %s -o json", file);
+}
+
+Test(checkpoint_cli, drill, .init = empty, .fini = ended, .timeout = 800) {
     const char *file = cluster_run_file(&c, "d", 100, 2, "parallelism: {mode: fsdp}\n");
     DIR *d;
     struct dirent *e;
