@@ -85,7 +85,8 @@ static void crash(struct sim *s, int64_t most_ms) {
 }
 static void pause_coordinator(struct sim *s) {
     s->counters[SIM_PAUSES]++;
-    s->paused_until = s->now + sim_range(s, 1, 30) * SEC;
+    int64_t until = s->now + sim_range(s, 1, 30) * SEC;
+    if (until > s->paused_until) s->paused_until = until; /* one that is under way is not cut short by another */
     sim_log(s, "FAULT the coordinator is stopped until %.3f", (double)s->paused_until / 1e9);
 }
 /* Every run is beyond forming, on the disk and in memory: then a restart must cost nothing. */

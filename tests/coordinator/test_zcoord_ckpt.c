@@ -114,7 +114,9 @@ Test(zcoord_ckpt, what_a_run_begins_from_is_fixed_at_its_submit) {
         { "older", SAVING("older", FOLDER "}"), RUN1, 20, 20, false },
         { "weights", SAVING("weights", "optimizer: {beta1: 0.8}\n" FOLDER ", load: weights_only}"), "base", 20, 20, true },
         { "named", SAVING("named", FOLDER ", load: \"run:base@20\"}"), NULL, 0, 20, false },
-        { "base", SAVING("base", FOLDER ", load: \"step:20\"}"), NULL, 0, 20, false },
+        { "tuned", "version: 1\nname: tuned\nworkers: 1\nmodel: {preset: gpt2-nano, init_from: \"run:base@20\"}\n"
+                   "dataset: {path: /x, tokenizer: bytes}\ntraining: {steps: 5, seq_len: 64, local_batch_size: 2}\n", NULL, 0, 20, true },
+        { "base", SAVING("base", FOLDER ", load: \"step:20\"}"), NULL, 0, 20, false }, /* of the newest run of its own name */
     };
     struct daemon d;
     struct answer a;
