@@ -94,6 +94,9 @@ static int settle_workers(struct zt_planning *p, struct zt_spec *spec, struct zt
     int rc = typed < 0 ? typed
              : typed > 0 || !is_open(parsed) ? resolve(spec, parsed, typed, p->file->file, err)
                                              : assume_workers(p, parsed, spec, err);
+    if (rc == 0 && parsed->workers_max > 0 && spec->workers > parsed->workers_min)
+        zt_planning_say(p->assumed, "planned for %d workers; the run is elastic (%d to %d), and with fewer of them each rank needs more memory",
+                        spec->workers, parsed->workers_min, parsed->workers_max);
     free(parsed);
     return rc;
 }
