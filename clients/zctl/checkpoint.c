@@ -4,6 +4,7 @@
 #include "clients/zctl/checkpoint.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "clients/zctl/json.h"
 #include "clients/zctl/out.h"
@@ -165,11 +166,17 @@ int zt_find_checkpoint(const struct zt_options *o, const char *text, struct zt_s
 
 int zt_open_checkpoint(const struct zt_found_checkpoint *f, struct zt_ckpt **c, struct zt_error *err) {
     const struct zt_ckpt_open open = {.folder = f->folder, .manifest = f->known ? &f->manifest : NULL};
+    char run[ZT_PATH_MAX];
+    struct stat st;
     int rc = zt_ckpt_open(&open, c, err);
-    if (rc == ZT_ENOTFOUND && f->run_id[0])
-        return zt_fail(err, rc, "%s is committed, but its folder %s is not to be seen from this machine; run this where the "
+    if (rc != ZT_ENOTFOUND || !f->run_id[0])
+        return rc;
+    /* The run's folder without it: somebody took it away. Without that folder too, this machine does not see it. */
+    snprintf(run, sizeof run, "%.*s", (int)(strrchr(f->folder, '/') - f->folder), f->folder);
+    if (stat(run, &st) == 0)
+        return zt_fail(err, ZT_ECORRUPT, "%s is gone, though %s is there", f->folder, run);
+    return zt_fail(err, rc, "%s is committed, but its folder %s is not to be seen from this machine; run this where the "
                        "workers' folder is mounted", f->label, f->folder);
-    return rc;
 }
 
 /* ---------------------------------------------------------------------------------- ls */
@@ -193,7 +200,8 @@ static void say_list(const json_t *list) {
     const json_t *k = json_object_get(list, "keep_latest_k"), *every = json_object_get(list, "keep_every"), *left;
     char n[32];
     size_t i;
-    printf("folder   %s\n", zt_row_text(list, "folder"));
+    if (zt_row_text(list, "folder")[0])
+        printf("folder   %s\n", zt_row_text(list, "folder"));
     if (json_is_integer(k)) {
         if (json_integer_value(k) > 0)
             printf("keeps    the newest %s", zt_format_count((int64_t)json_integer_value(k), n, sizeof n));

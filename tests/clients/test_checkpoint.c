@@ -176,6 +176,18 @@ Test(checkpoint, what_differs_is_told_by_element, .init = make_dir, .fini = remo
     ck_free(&x);
 }
 
+/* A committed one that is not there is a fault where the run's folder is; elsewhere it is not seen, which condemns nothing. */
+Test(checkpoint, one_that_is_gone_and_one_that_is_not_seen, .init = make_dir, .fini = remove_dir) {
+    struct zt_found_checkpoint f = {.run_id = "01A", .label = "n@42"};
+    struct zt_ckpt *c = NULL;
+    snprintf(f.folder, sizeof f.folder, "%s/step-00000042", dir);
+    cr_expect_eq(zt_open_checkpoint(&f, &c, &err), ZT_ECORRUPT);
+    cr_expect(strstr(err.msg, "step-00000042 is gone, though "), "%s", err.msg);
+    snprintf(f.folder, sizeof f.folder, "%s/elsewhere/step-00000042", dir);
+    cr_expect_eq(zt_open_checkpoint(&f, &c, &err), ZT_ENOTFOUND);
+    cr_expect(strstr(err.msg, "not to be seen from this machine"), "%s", err.msg);
+}
+
 /* ---------------------------------------------------------------------------------- as it is typed */
 
 static char *typed(int *code, const char *words) {
