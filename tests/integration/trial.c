@@ -3,8 +3,11 @@
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/rng.h"
 
@@ -95,11 +98,22 @@ void trial_wait_idle(struct trial *t) { wait_for(idle, t, 60, "idle workers"); }
 static bool shm_is_back(void *arg) { return trial_count_shm() <= *(int *)arg; }
 void trial_wait_shm(int before) { wait_for(shm_is_back, &before, 30, "shared memory to be as before"); }
 
+/* Of another cluster on this machine: its workers hold a lock in the folder of copies of a checkpoint. */
+static bool is_held(const char *name) {
+    char path[400];
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    snprintf(path, sizeof path, "/dev/shm/%.250s/lock", name);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    bool held = fd >= 0 && fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    if (fd >= 0) close(fd);
+    return held;
+}
+
 int trial_count_shm(void) {
     DIR *d = opendir("/dev/shm");
     int n = 0;
     for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
-        n += e->d_name[0] != '.' && strncmp(e->d_name, "bxf", 3) != 0;
+        n += e->d_name[0] != '.' && strncmp(e->d_name, "bxf", 3) != 0 && !is_held(e->d_name);
     if (d != NULL) closedir(d);
     return n;
 }

@@ -33,7 +33,7 @@ void trial_undisturbed(struct trial *t);
 int64_t trial_check(struct trial *t, const char *name, double timeout_s);
 /* Waits until all workers are idle again. */
 void trial_wait_idle(struct trial *t);
-/* Named shared memory, but for what the test library (bxf...) keeps of its own. */
+/* Named shared memory that nobody holds, but for what the test library (bxf...) keeps of its own. */
 int trial_count_shm(void);
 /* Until there is no more of it than before. */
 void trial_wait_shm(int before);
