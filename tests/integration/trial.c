@@ -43,8 +43,8 @@ void trial_hash(struct trial *t, const char *name, char hash[40], int64_t *gener
 
 void trial_losses(struct trial *t, const char *name, double *loss) {
     json_t *rows = zctl_jsonl(&t->c, "metrics %s", name), *ranks = zctl_jsonl(&t->c, "metrics %s --rank all", name);
-    cr_assert_eq(json_array_size(rows), t->steps, "%s: %zu rows", name, json_array_size(rows));
-    cr_assert_eq(json_array_size(ranks), t->steps * t->world, "%s: %zu rank rows", name, json_array_size(ranks));
+    cr_assert_eq(json_array_size(rows), (size_t)t->steps, "%s: %zu rows", name, json_array_size(rows));
+    cr_assert_eq(json_array_size(ranks), (size_t)(t->steps * t->world), "%s: %zu rank rows", name, json_array_size(ranks));
     for (int i = 0; i < t->steps; i++) {
         json_t *r = json_array_get(rows, (size_t)i);
         cr_assert_eq(json_integer_value(json_object_get(r, "step")), (json_int_t)i + 1);
