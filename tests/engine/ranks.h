@@ -37,7 +37,7 @@ struct ranks_shared {
 
 static inline void *ranks_map(size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) abort();
+    if (p == MAP_FAILED || !p) abort(); /* never NULL: gcc with sanitizers thinks of it */
     return p;
 }
 
