@@ -333,14 +333,19 @@ static void save(struct zt_saver *s) {
     struct zt_error why = {0};
     bool disk_full = false;
     int rc = write_part(s, &done, &disk_full, &why);
+    bool off = rc != 0; /* nobody can publish this step any more */
     atomic_store(&s->asking, true);
-    if (rc == 0) rc = tell_done(s, &done, &why);
+    if (rc == 0) {
+        rc = tell_done(s, &done, &why);
+        off = rc == ZT_ECANCELLED && !atomic_load(&s->abandoned);
+    }
     if (rc == 0 && s->c.rank == 0) rc = publish(s, &done, &disk_full, &why);
     if (rc) tell_failed(s, rc, disk_full, &why);
-    if (rc && s->c.rank == 0) {
-        s->left_over = s->position.step; /* others may still write: looked at once more later */
-        (void)zt_ckpt_discard(s->sys, s->k.folder, s->left_over, s->c.generation, NULL);
-    }
+    if (rc && s->c.rank == 0) s->left_over = s->position.step; /* looked at once more later */
+    /* Also by a rank that was late: rank 0 may have cleared up before it began. One whose part may have
+     * been taken leaves the folder alone: rank 0 may be publishing it. */
+    if (rc && (s->c.rank == 0 || off))
+        (void)zt_ckpt_discard(s->sys, s->k.folder, s->position.step, s->c.generation, NULL);
     atomic_store(&s->asking, false);
 }
 
