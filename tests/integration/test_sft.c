@@ -54,10 +54,12 @@ static void check_metrics(struct cluster *c) {
     double first = 0, last = 0;
     size_t i;
     cr_assert_eq(json_array_size(rows), 30);
+    /* At most 9 characters and the end count, behind a prompt of 8; of the one line that is cut, all but the prompt. */
+    const double most = 7 * 64 * 10 / 18.0 + (64 - 8);
     json_array_foreach(rows, i, row) {
         double supervised = number(row, "tokens_supervised");
         cr_expect_eq(number(row, "tokens_input"), 8 * 64);
-        cr_expect(supervised > 0 && supervised < 8 * 64 / 2, "step %zu: %.0f", i + 1, supervised);
+        cr_expect(supervised > 0 && supervised <= most, "step %zu: %.0f", i + 1, supervised);
         cr_expect_eq(number(row, "tokens"), supervised);
         cr_expect(number(row, "tokens_padding") >= 0 && number(row, "tokens_padding") < 8 * 20);
         last = number(row, "loss");
