@@ -275,7 +275,7 @@ Test(checkpoint_cli, drill, .init = empty, .fini = ended, .timeout = 800) {
     cr_expect(json_is_true(json_object_get(j, "equal")) && json_is_null(json_object_get(j, "first_difference")));
     json_decref(j);
     /* nothing was saved: that is no equal */
-    setenv("ZT_FAIL", "ckpt.tmp_folder:error", 1);
+    setenv("ZT_FAIL", "ckpt.shard_done:error", 1);
     TYPED(1, "it has no checkpoint of the step", "drill %s --steps 2", file);
     unsetenv("ZT_FAIL");
 }
