@@ -179,8 +179,8 @@ Test(crash, a_rank_at_every_step_of_a_load) {
 
 /* It comes back and hears of the save again: no generation is lost, and no save. */
 Test(crash, the_coordinator_around_its_commit) {
-    static const char *const points[] = {"db.ckpt_before_commit:nth=1:kill", "db.ckpt_before_commit:nth=4:kill",
-                                         "db.ckpt_after_commit:nth=1:kill", "db.ckpt_after_commit:nth=4:kill",
+    static const char *const points[] = {"db.ckpt_before_commit:nth=1:kill", "db.ckpt_before_commit:nth=2:kill",
+                                         "db.ckpt_after_commit:nth=1:kill", "db.ckpt_after_commit:nth=2:kill",
                                          "coord.before_commit_reply:nth=1:kill", "coord.before_commit_reply:nth=2:kill"};
     static struct trial t;
     begin(&t);
