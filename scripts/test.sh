@@ -3,7 +3,8 @@
 # Everything CI runs, in flavours, each in its own folder under build-test/:
 #   gcc     all tests, with failpoints
 #   clang   compiles clean with the second compiler; all but the long tests and those that start daemons
-#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests, of covers of options every fourth row, of faults fewer rounds
+#   asan    AddressSanitizer + UndefinedBehaviorSanitizer: all tests but those that kill processes for minutes, of covers of
+#           options every fourth row, of faults fewer rounds
 #   tsan    ThreadSanitizer: the plain programs over everything with threads, and whole runs with daemons built so
 #   fuzz    one million executions of the frame decoder and dispatcher, fewer of the slower run file parser
 # Usage: sh scripts/test.sh [flavour...]; no argument = all. The last line is "N passed, N failed".
@@ -78,7 +79,7 @@ run() {
     case $1 in
     gcc) flavour gcc gcc -Dfailpoints=true -- ;;
     clang) flavour clang clang -Dfailpoints=true -- --no-suite integration --no-suite long ;;
-    asan) flavour asan gcc -Dfailpoints=true -Db_sanitize=address,undefined -- --setup=asan ;;
+    asan) flavour asan gcc -Dfailpoints=true -Db_sanitize=address,undefined -- --setup=asan --no-suite processes ;;
     tsan)
         flavour tsan gcc -Dfailpoints=true -Db_sanitize=thread -- --setup=tsan --suite tsan
         daemons_under_tsan ;;
