@@ -13,7 +13,7 @@ static struct file *file_of(struct sim *s, const char *run_id, int64_t step) {
     for (int i = 0; i < s->n_files; i++)
         if (!strcmp(s->files[i].run_id, run_id)) return &s->files[i].f[step];
     if (s->n_files == DB_RUNS) return NULL;
-    snprintf(s->files[s->n_files].run_id, sizeof s->files[0].run_id, "%s", run_id);
+    memmove(s->files[s->n_files].run_id, run_id, strlen(run_id) + 1); /* both are of s */
     return &s->files[s->n_files++].f[step];
 }
 static void make_manifest(uint8_t out[32], uint32_t generation, int64_t step) {
