@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the libFuzzer targets with clang and the sanitizers in a folder and runs each.
 #   sh scripts/fuzz.sh [BUILD-FOLDER] [RUNS]      default build-fuzz, 1000000 runs (ZT_FUZZ_RUNS); the parser of run
-#                                                 files, fifty times slower than a frame, and that of config.json get a twentieth, the
+#                                                 files, fifty times slower than a frame, gets a twentieth, the
 #                                                 traces of a step and .jsonl files a fifth, manifests of checkpoints a tenth,
 #                                                 DeepSpeed files a two-hundredth
 # Ends with "N targets, 0 findings" and 0, or names the target and the file that shows the fault.
@@ -30,7 +30,6 @@ for t in $targets; do
     max=8192
     runs=$all_runs
     [ "$name" = spec ] && runs=$((all_runs / 20))
-    [ "$name" = hf_config ] && runs=$((all_runs / 20))
     [ "$name" = deepspeed ] && runs=$((all_runs / 200))
     [ "$name" = jsonl ] && runs=$((all_runs / 5))
     [ "$name" = checkpoint ] && runs=$((all_runs / 10)) # each is read, written and read again
