@@ -82,23 +82,6 @@ static void answer(struct zw_job *j, uint64_t request, const Zt__Envelope *reply
     zw_job_to_child(j, &env);
 }
 
-static bool may_pass(const Zt__Envelope *reply)
-{
-    if (!reply) {
-        return false; /* the session is over */
-    }
-    switch (reply->code) {
-    case ZT__CODE__BUSY:
-    case ZT__CODE__IO:
-    case ZT__CODE__NO_MEMORY:
-    case ZT__CODE__TIMEOUT:
-    case ZT__CODE__CONFLICT: /* not registered yet: the next try comes after Register */
-        return true;
-    default:
-        return false;
-    }
-}
-
 static void on_answer(void *arg, const Zt__Envelope *reply, const struct zt_error *err)
 {
     struct zw_ask *a = arg;
@@ -107,7 +90,8 @@ static void on_answer(void *arg, const Zt__Envelope *reply, const struct zt_erro
     free(a);
     j->requests--;
     r->out = false;
-    if (err && may_pass(reply) && zw_job_holds_child(j)) {
+    /* A broken invariant of the coordinator's does not pass: the save is given up, and says so. */
+    if (err && zw_may_pass(reply) && reply->code != ZT__CODE__INTERNAL && zw_job_holds_child(j)) {
         r->retry_at = zw_now(j->sup) + RETRY_MS;
         return; /* the tick sends it */
     }

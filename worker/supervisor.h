@@ -128,6 +128,8 @@ struct zw_relay;
 struct zw_ask { struct zw_job *job; uint64_t child_request; struct zw_relay *relay; };
 struct zw_ask *zw_ask_new(struct zw_job *j); /* NULL: no memory */
 int zw_ask_send(struct zw_ask *a, Zt__Envelope *env, zt_reply_fn fn); /* frees a when it returns an error */
+/* After a refusal: true = try again later. reply NULL: the session is over. */
+bool zw_may_pass(const Zt__Envelope *reply);
 void zw_job_event(struct zw_job *j, const Zt__ReportEvent *from);
 void zw_job_pump(struct zw_job *j); /* sends what is next */
 

@@ -71,8 +71,7 @@ void zw_job_event(struct zw_job *j, const Zt__ReportEvent *from)
 
 /* ---------------------------------------------------------------------------------- refusals */
 
-/* After a refusal: true = try again later. */
-static bool may_pass(const Zt__Envelope *reply)
+bool zw_may_pass(const Zt__Envelope *reply)
 {
     if (!reply) {
         return false; /* the session is over */
@@ -104,7 +103,7 @@ static void refuse(struct zw_job *j, const char *what, const Zt__Envelope *reply
     if (!reply || reply->code != ZT__CODE__STALE_GENERATION) {
         complain(j, what, err);
     }
-    if (may_pass(reply)) {
+    if (zw_may_pass(reply)) {
         *told = ZW_NOT_YET;
         j->retry_at = zw_now(j->sup) + RETRY_MS;
     } else {

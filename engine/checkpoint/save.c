@@ -46,7 +46,6 @@ struct zt_saver {
     double stall_seconds;
     int64_t patient_until; /* CLOCK_MONOTONIC: a disk that fails is tried again until then */
     struct zt_sha256 previous; /* manifest of the checkpoint before; zero: none */
-    int64_t left_over;         /* rank 0: step of a save that failed; 0: none */
     pthread_t thread;
     bool started;
     pthread_mutex_t lock;
@@ -190,10 +189,6 @@ static int write_part(struct zt_saver *s, struct zt_shard_done *d, bool *disk_fu
     if (rc) {
         if (err) *err = s->fault;
         return rc;
-    }
-    if (s->c.rank == 0 && s->left_over) {
-        TRY(zt_ckpt_discard(s->sys, s->k.folder, s->left_over, s->c.generation, err));
-        s->left_over = 0;
     }
     do {
         *disk_full = false;
@@ -341,7 +336,6 @@ static void save(struct zt_saver *s) {
     }
     if (rc == 0 && s->c.rank == 0) rc = publish(s, &done, &disk_full, &why);
     if (rc) tell_failed(s, rc, disk_full, &why);
-    if (rc && s->c.rank == 0) s->left_over = s->position.step; /* looked at once more later */
     /* Also by a rank that was late: rank 0 may have cleared up before it began. One whose part may have
      * been taken leaves the folder alone: rank 0 may be publishing it. */
     if (rc && (s->c.rank == 0 || off))
